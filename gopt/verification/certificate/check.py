@@ -1,12 +1,15 @@
-"""Checks the lines of a certificate of ``gopt prove`` beside the files of a folder, without search and without a line
-of the prover."""
+"""Checks the lines of a certificate of ``gopt prove`` beside the files of a folder, without search, and apart from the
+prover."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from math import prod
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,14 @@ from gopt.errors import GoptError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
+from gopt.ir.opset import opset_of
 from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
-from gopt.verification.certificate.algebra import ExpressionLine, Stretches, WrongLine, leaves
-from gopt.verification.certificate.calls import CALLS, CallChecker
+from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
+from gopt.verification.certificate.nodes import CheckedProgram, NodeChecker
 from gopt.verification.certificate.result import CertificateCheck, CertificateFault
-from gopt.verification.certificate.values import FINITE, WIDER, CheckedProgram
+from gopt.verification.certificate.values import NUMBERS, WIDER, ExpressionLine, WrongLine, box, joined
 
 NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 """Types in which a sum over members may overflow."""
@@ -39,17 +43,7 @@ def _versions(graph: Graph) -> dict[str, int]:
     return {entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import if entry.domain != COMM}
 
 
-def _common(form: ExpressionLine) -> Iterable[str]:
-    """The axes along which all members have an expression in common, whatever the operands."""
-    if form.op == "on member":
-        return [axis for axis, _ in form.attributes]
-    if form.op == "iterated":
-        return [form.attributes]
-    index = {"reduced": 1, "gathered": 0}.get(form.op)
-    return () if index is None else tuple(form.attributes[index])
-
-
-class FolderCheck(CallChecker):
+class FolderCheck(NodeChecker):
     """The lines of a certificate beside the files of a folder."""
 
     def __init__(self, home: Path, text: str) -> None:
@@ -58,19 +52,21 @@ class FolderCheck(CallChecker):
         check_all_ranks(self.manifest, home)
         check_files(home, self.manifest.files)
         members = {**dict(self.mesh.axes), MICRO: self.manifest.accumulate}
-        super().__init__({axis: size for axis, size in members.items() if size > 1 or axis != MICRO})
         self.lines = text.split("\n")
+        super().__init__(
+            {axis: size for axis, size in members.items() if size > 1 or axis != MICRO},
+            hashlib.sha256(text.encode()).hexdigest(),
+        )
         self.lemmas: dict[str, list[str]] = {}
         self.rows: list[dict[str, Any]] = []
         self.used: set[int] = {0}
-        self.where, self.value, self.line = "", "", 0
-        self.begun: list[bool] = []
+        self.where, self.subject, self.line = "", "", 0
         self.rest: set[int] = set()
         self.chosen: set[str] = set()
         self.unread: set[tuple[int, str]] = set()
         self.schedule = self.manifest.schedule
-        self.drawn = frozenset(axis for axis, size in self.extents.items() if size > 1)
-        self.varying = self.drawn.intersection((*self.mesh.data_axes, MICRO))
+        self.split = frozenset(axis for axis, size in self.extents.items() if size > 1)
+        self.varying = self.split.intersection((*self.mesh.data_axes, MICRO))
 
     def run(self) -> None:
         """Check all lines. Raises WrongLine for the first wrong one."""
@@ -136,11 +132,14 @@ class FolderCheck(CallChecker):
                 set(line.get("varies", ()))
             ):
                 raise WrongLine(str(form), "the number 1 first, and axes in order")
-            self.formed(index, "varies" in line and line["varies"] != [])
-            varies = frozenset(line.get("varies", ())).union(*(self.varies[operand] for operand in operands))
-            self.varies.append(varies.difference(_common(form)))
+            self.varies.append(frozenset(line.get("varies", ())))
+            self.formed(index)
             self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
-            self.finite.append(op in FINITE and all(self.finite[operand] for operand in operands))
+            self.counted.append(op == "counted" or any(self.counted[operand] for operand in operands))
+            inner = reduce(or_, (self.leaves[operand] for operand in operands), 0 if operands else 1 << index)
+            risks = reduce(or_, (self.risks[operand] for operand in operands), 0)
+            self.leaves.append(inner)
+            self.risks.append(risks if op in NUMBERS else inner)
 
     def _claims(self) -> None:
         """States, inputs, combined values and outputs: what is claimed of the source."""
@@ -243,7 +242,7 @@ class FolderCheck(CallChecker):
 
     def _at(self, program: CheckedProgram, name: str) -> None:
         self.where = ", ".join(str(value) for value in program.head.values())
-        self.line, self.value = program.lines.get(name, self.line), name
+        self.line, self.subject = program.lines.get(name, self.line), name
 
     def _constants(self, program: CheckedProgram) -> None:
         for name, tensor in program.graph.initializers.items():
@@ -256,6 +255,7 @@ class FolderCheck(CallChecker):
     def _source(self) -> None:
         """The source before and behind the combined gradients."""
         self.graph = graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
+        self.opset = opset_of(graph.header)
         starts = {name: numbers[0] for name, numbers in self.states.items()}
         during = {name: numbers[1] for name, numbers in self.states.items()}
         local = self._program({"program": "local"}, graph, during | self.inputs, None)
@@ -287,7 +287,7 @@ class FolderCheck(CallChecker):
                     update.values.pop(name, None)
         for state in self.manifest.states:
             number = self.states[state.tensor][2]
-            self.where, self.value = "the source", state.tensor
+            self.where, self.subject = "the source", state.tensor
             if state.kind is StateKind.STATISTIC and state.tensor not in self.chosen:
                 self._statistic(state.tensor, local.values[state.updated], number)
             elif update.values.get(state.updated) != number:
@@ -299,7 +299,7 @@ class FolderCheck(CallChecker):
     def _combination(self, line: dict[str, Any], local: CheckedProgram) -> int:
         """A value combined over all batches by the rule of the manifest."""
         name, rule = line["combined"], line.get("rule")
-        self.where, self.value = "the combined values", name
+        self.where, self.subject = "the combined values", name
         if "state" in line:
             _, tensor, _, number = self.take(line, "combined", "state", "rule", "number")
             self.chosen.add(tensor)
@@ -319,24 +319,24 @@ class FolderCheck(CallChecker):
         if rule == "weighted":
             self._lawful(name, self._unknown, "weighted mean")
             return int(line["number"])
-        self._lawful(name, self._met, number, value, rule)
+        self._lawful(name, self._met_all, number, value, rule)
         return int(number)
 
-    def _met(self, number: int, value: int, rule: str) -> None:
-        self.due(number, self._mean(self.stretches(value), self.varying, rule), f"the {rule} over all batches")
+    def _met_all(self, number: int, value: int, rule: str) -> None:
+        self.due(number, self._mean(self.value(value), self.varying, rule), f"the {rule} over all batches")
 
     def _unknown(self, lemma: str) -> None:
         raise WrongLine("", "", lemma)
 
-    def _mean(self, value: Stretches, axes: Iterable[str], rule: str) -> Stretches:
+    def _mean(self, value: Array, axes: Iterable[str], rule: str) -> Array:
         share = Fraction(1, prod(self.extents[axis] for axis in axes) if rule == "mean" else 1)
-        return [(length, self.added([(self.over(terms, axes), share)])) for length, terms in value]
+        return self.times(self.over(value, axes), self.element(share))
 
     def _statistic(self, tensor: str, number: int, new: int) -> None:
         """A new statistic, as ranks combine it."""
-        value, data = self.stretches(number), self.varying - {MICRO}
+        value, data = self.value(number), self.varying - {MICRO}
         if MICRO in self.varying:
-            value = self._iterated(new, number, *(self.stretches(of) for of in self.states[tensor][1::-1]))
+            value = self._after(number, *(self.value(of) for of in self.states[tensor][1::-1]))
         rules = {entry.tensor: entry.rule for entry in self.manifest.reductions}
         local = any(state.local for entry in self.manifest.ranks for state in self.manifest.states_of(entry)
                     if state.pieces[0].tensor == tensor)  # fmt: skip
@@ -344,39 +344,30 @@ class FolderCheck(CallChecker):
         if rule == "mean":
             value = self._mean(value, data, rule)
         elif rule == "root":
-            value = [(length, self.on_member(terms, [(axis, 0) for axis in data])) for length, terms in value]
+            value = self.on(value, [(axis, 0) for axis in data])
         elif rule != "local":
             self._lawful(tensor, self._unknown, f"statistics by {rule}")
             return
         self.due(new, value, f"the {rule} of the new statistic")
 
-    def _iterated(self, within: int, number: int, during: Stretches, start: Stretches) -> Stretches:
-        """The value after all micro-steps, inside an expression."""
-        for of in (of for _, terms in self.stretches(within) for of, _, _ in leaves(terms)):
-            op, axis, operands, _ = self.forms[of]
-            if (op, axis) == ("iterated", MICRO) and self.same(operands[0], number):
-                if not self.alike(self.stretches(operands[1]), during):
-                    break
-                if self.alike(self.stretches(operands[2]), start):
-                    return self.stretches(of)
-        raise WrongLine(str(self.forms[within]), "the value after all micro-steps")
+    def _after(self, number: int, during: Array, start: Array) -> Array:
+        """The value after all micro-steps."""
+        flat = [of.reshape(*of.shape[: self.lead], -1) for of in (self.value(number), during, start)]
+        return self.iterated(MICRO, flat, flat[0].shape[self.lead :])
 
     # --- ranks ---
 
-    def _held(self, pieces: Iterable[Piece], whole: Mapping[str, int]) -> Stretches:
+    def _held(self, pieces: Iterable[Piece], whole: Mapping[str, int]) -> Array:
         """Pieces of values of the source, flat."""
-        result: Stretches = []
+        result = []
         for piece in pieces:
-            number = whole[piece.tensor]
-            shape = self.shape(number)
-            selection: list[Any] = [None] * len(shape)
+            value = self.value(whole[piece.tensor])
             if piece.box is not None:
-                selection = [tuple(ranges_of(ends)) for ends in piece.box]
+                value = box(value, [tuple(ranges_of(ends)) for ends in piece.box])
             if piece.every is not None:
-                rows = [row for low, high in selection[0] or ((0, shape[0]),) for row in range(low, high)]
-                selection[0] = tuple((row, row + 1) for row in rows[piece.every[0] :: piece.every[1]])
-            result += self.row(self.taken(number, selection), piece.start, piece.stop)
-        return result
+                value = np.take(value, range(piece.every[0], value.shape[self.lead], piece.every[1]), self.lead)
+            result.append(value.reshape(*value.shape[: self.lead], -1)[..., piece.start : piece.stop])
+        return joined(result, -1)
 
     def _ranks(self) -> None:
         """All ranks, phase by phase."""
@@ -398,7 +389,7 @@ class FolderCheck(CallChecker):
                 if (entry.rank, name) in moved:
                     raise WrongLine(f"{name} moves twice", "once")
                 moved[entry.rank, name] = number
-        current: dict[tuple[int, str], Stretches] = {}
+        current: dict[tuple[int, str], Array] = {}
         shown: dict[tuple[int, str], int] = {}
         types: dict[tuple[int, str], str] = {}
         for phase, times in self.schedule.items():
@@ -412,7 +403,7 @@ class FolderCheck(CallChecker):
                 for name in self.shown.keys() & program.graph.outputs.keys():
                     self._at(program, name)
                     number = program.values[name]
-                    if self.begun[number] or not self.same(number, self.shown[name]):
+                    if self.begun[number] or not self.equal(number, self.shown[name]):
                         raise WrongLine(str(self.forms[number]), str(self.forms[self.shown[name]]))
                     shown[entry.rank, name] = number
         if moved:
@@ -420,7 +411,7 @@ class FolderCheck(CallChecker):
         self._ends(current, shown, types)
 
     def _inputs(
-        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
+        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Array]
     ) -> None:
         """The inputs of a rank are the pieces of the manifest."""
         starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
@@ -441,29 +432,35 @@ class FolderCheck(CallChecker):
     def _held_state(self, number: int, state: LocalState, whole: Mapping[str, int], dtype: str) -> None:
         """A state at the start of a step or of a micro-step."""
         source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
-        self.cast(number, self._held(state.pieces, whole), source, dtype)
+        self.due(number, self.cast(self._held(state.pieces, whole), source, dtype), "the pieces of the manifest")
 
     def _input(
-        self, number: int, name: str, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
+        self, number: int, name: str, entry: RankEntry, times: int, current: dict[tuple[int, str], Array]
     ) -> None:
         """A sum, a value of the phase before, a batch or a hyper-parameter."""
         boxes = {part.input: part.box for part in entry.fed}
         carried = {(entry.rank, name)} & (current.keys() | self.unread)
         if any(accumulator.input == name for accumulator in entry.accumulators) and (times > 1 or not carried):
-            elements = [of for _, terms in self.stretches(number) for of, _, _ in leaves(terms)]
+            elements = self._parts(number)
             due = [("sum so far", (name, entry.rank, index)) for index, _ in enumerate(elements)]
             if [self.forms[of][:2] for of in elements] != due:
                 raise WrongLine(str(self.forms[number]), "any sum so far")
         elif carried:
-            self.due(number, self._carried(current, entry.rank, name), "the value of the phase before")
+            self.due(number, self._carried_on(current, entry.rank, name), "the value of the phase before")
         elif name in boxes:
             selection = [tuple(ranges_of(ends)) for ends in boxes[name]]
-            self.due(number, self.taken(self.inputs[name], selection), "a part of the batch")
+            self.due(number, box(self.value(self.inputs[name]), selection), "a part of the batch")
         elif self.inputs.get(name) != number:
             raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
 
+    def _parts(self, number: int) -> list[int]:
+        """The expressions of which an expression is elements in a row."""
+        op, _, operands, shape = self.forms[number]
+        inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat") else [number]
+        return inner if prod(shape or ()) else []
+
     def _carry(
-        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches],
+        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Array],
         moved: dict[tuple[int, str], int], types: dict[tuple[int, str], str],
     ) -> None:  # fmt: skip
         """The new states and sums of a phase."""
@@ -482,22 +479,26 @@ class FolderCheck(CallChecker):
 
     def _sum(
         self, program: CheckedProgram, rank: int, accumulator: LocalAccumulator, times: int,
-        current: dict[tuple[int, str], Stretches],
+        current: dict[tuple[int, str], Array],
     ) -> None:  # fmt: skip
         """A sum after all micro-steps of a phase."""
-        value = self.stretches(program.values[accumulator.output])
+        number, before = program.values[accumulator.output], program.values[accumulator.input]
+        value = self.value(number)
         if times > 1:
-            before = self.stretches(program.values[accumulator.input])
-            value = [(length, self.over(self.added([(new, 1), (old, -1)]), self.varying & {MICRO}))
-                     for length, (new, old) in self.aligned([value, before])]  # fmt: skip
-        if any(self.begun[of] for _, terms in value for of, _, _ in leaves(terms)):
+            value = self.plus(value, self.times(self.value(before), self.element(-1)))
+            again = tuple((of, None) for of in self._parts(before))
+            elsewhere = self.plus(self.value(number, again), self.times(self.value(before, again), self.element(-1)))
+            if not np.array_equal(value, elsewhere):
+                raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
+            value = self.over(value, self.varying & {MICRO})
+        elif self.begun[number]:
             raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
         current[rank, accumulator.input] = value
         self.unread.discard((rank, accumulator.input))
 
     def _state(
         self, program: CheckedProgram, rank: int, state: LocalState, times: int, within: int | None,
-        current: dict[tuple[int, str], Stretches],
+        current: dict[tuple[int, str], Array],
     ) -> None:  # fmt: skip
         """A state after all micro-steps of a phase, an expression ``within`` the next phase."""
         number = program.values[state.output]
@@ -507,19 +508,19 @@ class FolderCheck(CallChecker):
             if within is None:
                 raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
             starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
-            value = self._iterated(within, number, self._held(state.pieces, during), self._held(state.pieces, starts))
+            value = self._after(number, self._held(state.pieces, during), self._held(state.pieces, starts))
             self.due(within, value, "the state after all micro-steps")
             number = within
-        current[rank, state.input] = self.stretches(number)
+        current[rank, state.input] = self.value(number)
         self.unread.discard((rank, state.input))
 
-    def _carried(self, current: Mapping[tuple[int, str], Stretches], rank: int, name: str) -> Stretches:
+    def _carried_on(self, current: Mapping[tuple[int, str], Array], rank: int, name: str) -> Array:
         """The value of a state or a sum behind the phases so far."""
         if (rank, name) in self.unread:
             raise WrongLine("", "", "values of phases before")
-        return current.get((rank, name), [])
+        return current.get((rank, name), np.zeros([1] * self.lead + [0], np.uint64))
 
-    def _ends(self, current: Mapping[tuple[int, str], Stretches], shown: Mapping[tuple[int, str], int],
+    def _ends(self, current: Mapping[tuple[int, str], Array], shown: Mapping[tuple[int, str], int],
               types: Mapping[tuple[int, str], str]) -> None:  # fmt: skip
         """The new states of all ranks are pieces of the source's, and the pieces are all of them."""
         new = {name: numbers[2] for name, numbers in self.states.items()}
@@ -528,10 +529,10 @@ class FolderCheck(CallChecker):
         for entry in self.manifest.ranks:
             self.where = f"rank {entry.rank}"
             for accumulator in entry.accumulators:
-                self.value = accumulator.input
+                self.subject = accumulator.input
                 self._lawful(accumulator.input, self._empty, current, entry.rank, accumulator.input)
             for state in self.manifest.states_of(entry):
-                self.value = state.input
+                self.subject = state.input
                 for piece in state.pieces if not state.copy else ():
                     covered[piece.tensor].add(piece)
                 to = types.get((entry.rank, state.input), "")
@@ -544,44 +545,29 @@ class FolderCheck(CallChecker):
                 raise WrongLine(f"the pieces of {of.tensor} are not all of it", "all elements")
         self._starts()
 
-    def _empty(self, current: Mapping[tuple[int, str], Stretches], rank: int, name: str) -> None:
-        if any(terms for _, terms in self._carried(current, rank, name)):
+    def _empty(self, current: Mapping[tuple[int, str], Array], rank: int, name: str) -> None:
+        if self._carried_on(current, rank, name).any():
             raise WrongLine("a sum of micro-steps that is not empty", "zero")
 
     def _end(
         self,
         rank: int,
         state: LocalState,
-        current: Mapping[tuple[int, str], Stretches],
+        current: Mapping[tuple[int, str], Array],
         new: Mapping[str, int],
         to: str,
     ) -> None:
         """Raise WrongLine unless a rank's new state is pieces of the source's, alike on all ranks."""
-        value = self._carried(current, rank, state.input)
+        value = self._carried_on(current, rank, state.input)
         due = self._held(state.pieces, new)
-        if not state.local and any(self.axes_of(terms) for _, terms in value):
+        if not state.local and not self.alike(value):
             raise WrongLine("a state that differs between ranks", "one value")
         source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
         if state.copy and to not in (source, *WIDER.get(source, ())):
-            self._rounded(value, due, to)
-        elif not self.alike(value, due):
+            due = self.rounded(due, to)
+        value = value.reshape(*value.shape[: self.lead], -1)
+        if value.shape[self.lead :] != due.shape[self.lead :] or not (value == due).all():
             raise WrongLine("another expression", f"the pieces of the new {state.pieces[0].tensor}")
-
-    def _rounded(self, value: Stretches, due: Stretches, to: str) -> None:
-        """Raise WrongLine unless each range of a value is a range of the other, rounded."""
-        for length, (terms, exact) in self.aligned([value, due]):
-            elements = list(leaves(terms))
-            if (
-                len(elements) != 1
-                or len(terms) != 1
-                or terms[0][1] != 1
-                or self.forms[elements[0][0]][:2] != ("round", to)
-            ):
-                raise WrongLine("a copy that is not rounded", f"a copy rounded to {to}")
-            of, at, loops = elements[0]
-            inner = self.places(self.spread(self.forms[of].operands[0], self.shape(of)), at, loops or ((length, 0),))
-            if not self.alike(inner, [(length, exact)]):
-                raise WrongLine("a copy of another value", "of the new state")
 
     def _starts(self) -> None:
         """All ranks start an element of a state from one value, and sums from zero."""
@@ -666,19 +652,21 @@ class FolderCheck(CallChecker):
         if len(signatures - {None}) > 1:
             raise WrongLine(" and ".join(map(str, signatures)), "one call of all members")
         node, axes = nodes[0], self.mesh.split(str(nodes[0].attributes["group"]))
+        root = node.attributes.get("root") if node.op_type == "Reduce" else None
+        for member, (program, of) in enumerate(zip(programs, nodes)):
+            for name in of.outputs if root not in (None, member) else ():  # has no value
+                program.values.pop(name, None)
         operands = [[program.values[name] for name in of.inputs] for program, of in zip(programs, nodes)]
-        results = [[program.values.get(name, -1) for name in of.outputs] for program, of in zip(programs, nodes)]
+        results = [[program.values[name] for name in of.outputs if root in (None, member)]
+                   for member, (program, of) in enumerate(zip(programs, nodes))]  # fmt: skip
         coordinates = [{axis: self.mesh.coordinates(rank)[axis] for axis in axes} for rank in ranks]
         key = (node.op_type, str(node.attributes), str(coordinates), str(operands), str(results))
-        if key in self._checked:
+        if key in self.checked:
             return
         if any(call is not None and call.reduce in ("sum", "mean") and call.dtype in NARROW for call in signatures):
             raise WrongLine("", "", "sums of small integers")
-        rule = CALLS.get(node.op_type)
-        if rule is None:
-            raise WrongLine("", "", node.op_type)
-        rule(self, node.attributes, axes, coordinates, operands, results)
-        self._checked.add(key)
+        self.call(node.op_type, node.attributes, coordinates, operands, results)
+        self.checked.add(key)
 
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError)
@@ -695,6 +683,6 @@ def check(home: Path, text: str) -> CertificateCheck:
             (error.actual, error.due) if isinstance(error, WrongLine) else (f"{type(error).__name__}: {error}", "")
         )
         line = max(folder.line or folder.number, 1)
-        fault = CertificateFault(line, folder.where or "the head and the expressions", folder.value, actual, due)
+        fault = CertificateFault(line, folder.where or "the head and the expressions", folder.subject, actual, due)
         return CertificateCheck(len(folder.lines) - 1, 0, {}, fault)
     return CertificateCheck(len(folder.rows), len(folder.rows) - len(folder.rest), folder.lemmas)

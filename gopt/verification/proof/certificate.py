@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
@@ -33,7 +32,9 @@ class CertificateWriter:
     def __init__(self, home: Path, prover: Prover) -> None:
         self.home, self.prover, self.expressions = home, prover, prover.expressions
         self.expected, self.training = prover.expected, prover.training
-        self.manifest: Manifest = read_manifest(home)[0]
+        self.manifest, mesh = read_manifest(home)
+        sizes = dict(mesh.axes)
+        self.several = self.manifest.accumulate > 1 or any(sizes[axis] > 1 for axis in mesh.data_axes)
         self.claims: list[Line] = []
         self.values: list[Line] = []
 
@@ -43,15 +44,13 @@ class CertificateWriter:
         met = any(reduction.points for reduction in relation.reductions)
         if (
             relation.plan is not None
-            or self.manifest.split
             or relation.synchronised.points
             or met
             or self.prover.constants.roundings
             or self.manifest.files is None
         ):
             raise UnsupportedError(
-                f"{self.home} has no certificate: servers, a split computation, statistics that ranks reduce, or casts "
-                "that the source lacks",
+                f"{self.home} has no certificate: servers, statistics that ranks reduce, or casts beside the source's",
                 "gopt prove proves it without one",
             )
         self._source()
@@ -81,7 +80,7 @@ class CertificateWriter:
         rows = [
             {"combined": name, **self._combined(name, reduction), "number": update[name]}
             for name in combined(training)
-            if name in update
+            if name in update and self.several
         ]
         self.claims += sorted(
             rows,
@@ -173,14 +172,19 @@ class CertificateWriter:
             if lead.get(name) == number:
                 continue
             rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
-            rule = rule or self._rule(producers[name], number)
+            rule = rule or self._rule(producers[name], values)
             self.values.append({"value": name, "number": number, "rule": rule})
 
-    def _rule(self, node: Node, number: int) -> str:
-        """The rule of a node: the operator itself where the result is one."""
-        forms = {self.expressions.all[root] for root in self._roots(number)}
-        direct = record_of(node).elementwise or self.expressions.all[number].op == operator_name(node)
-        plain = direct and all(form.op == operator_name(node) and form.attributes is not None for form in forms)
+    def _rule(self, node: Node, values: SweptValues) -> str:
+        """The rule of a node: the operator itself where the results are ones."""
+        results = [values[name] for name in node.outputs if name in values]
+        forms = [self.expressions.all[number] for number in results]
+        if record_of(node).elementwise:
+            forms = [self.expressions.all[root] for number in results for root in self._roots(number)]
+        plain = all(form.op == operator_name(node) and form.attributes is not None for form in forms)
+        if not record_of(node).elementwise:
+            pairs = [pair for form in forms for pair in zip(node.reads, form.operands)]
+            plain = plain and all(values.get(name, operand) == operand for name, operand in pairs)
         return OPERATOR if plain and node.domain != COMM else rule_of(node)
 
     def _roots(self, number: int) -> Iterator[int]:

@@ -73,10 +73,10 @@ class Words:
         a, b = (self.expressions.all[self.expressions.root(number)] for number in (actual, expected))
         if a in self.constants and b in self.constants and a.shape == b.shape:
             values = self.constants[a].reshape(-1), self.constants[b].reshape(-1)
-            place = next((index for index, (x, y) in enumerate(zip(*values)) if x != y), 0)
+            element = next((index for index, (x, y) in enumerate(zip(*values)) if x != y), 0)
             return (
-                f"{texts[0]}, element {place}: {values[0][place]}",
-                f"{texts[1]}, element {place}: {values[1][place]}",
+                f"{texts[0]}, element {element}: {values[0][element]}",
+                f"{texts[1]}, element {element}: {values[1][element]}",
             )
         return f"{texts[0]}, of shape {_shape(a.shape)}", f"{texts[1]}, of shape {_shape(b.shape)}"
 
@@ -148,9 +148,9 @@ class Words:
             return "a constant"
         if not array.shape:
             return str(array[()])
-        first = ", ".join(map(str, array.reshape(-1)[: self._most]))
+        shown = ", ".join(map(str, array.reshape(-1)[: self._most]))
         rest = ", …" if array.size > self._most else ""
-        return f"[{first}{rest}]" + (f" of shape {list(array.shape)}" if array.ndim > 1 or rest else "")
+        return f"[{shown}{rest}]" + (f" of shape {list(array.shape)}" if array.ndim > 1 or rest else "")
 
     def _axes(self, axes: frozenset[str]) -> str:
         return "+".join(axis for axis in self.expressions.extents if axis in axes)
@@ -207,8 +207,8 @@ class Words:
         before, right = (self._terms(number, op) for number in (actual, expected))
         only = [atom for atom in before if before[atom] != right.get(atom)]
         instead = [atom for atom in right if right[atom] != before.get(atom)]
-        alone = op == LINEAR and len(before) == len(right) == len(only) == 1
-        if alone or len(only) != len(instead) or 0 in before.values():
+        single = op == LINEAR and len(before) == len(right) == len(only) == 1
+        if single or len(only) != len(instead) or 0 in before.values():
             return []
         pairs = []
         for x, y in zip(only, instead):

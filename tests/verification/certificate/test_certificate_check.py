@@ -34,6 +34,11 @@ FOLDERS = {
     "adam": ("mlp_adamw", ["--mesh", "dp=2,shard=2"]),
     "half": ("mlp_adamw_bf16", ["--ranks", "2"]),
     "attention": ("gpt_adamw", ["--ranks", "2"]),
+    "tensor": ("mlp_adamw", ["--mesh", "tp=2"]),
+    "three axes": ("mlp_adamw", ["--mesh", "dp=2,shard=2,tp=3", "--stage", "3"]),
+    "micro-steps of parts": ("mlp_adamw", ["--mesh", "dp=2,tp=2", "--accumulate", "2"]),
+    "experts": ("families/moe_adamw", ["--mesh", "ep=2"]),
+    "parts": ("optim/sgd_momentum_maximize", ["--mesh", "tp=2"]),
 }
 
 
@@ -115,7 +120,7 @@ def survivors(folder: Path, text: str, chosen: Callable[[list[Any]], list[Any]])
     ]
 
 
-@pytest.mark.parametrize("name", ["momentum", "micro-steps"])
+@pytest.mark.parametrize("name", ["momentum", "micro-steps", "parts"])
 def test_every_line_changed_at_random_is_wrong(name, certified):
     draw = random.Random(name)
     folder, text = certified(name)
@@ -123,7 +128,7 @@ def test_every_line_changed_at_random_is_wrong(name, certified):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["momentum", "micro-steps", "clip"])
+@pytest.mark.parametrize("name", ["momentum", "micro-steps", "clip", "parts"])
 def test_every_change_of_every_line_is_wrong(name, certified):
     folder, text = certified(name)
     assert survivors(folder, text, lambda others: others) == []
@@ -173,6 +178,21 @@ def _shifted(old):
     return wrong
 
 
+def _other_index(old):
+    def wrong(self, number, core, label, size, runs):
+        return old(self, number, core, tuple(reversed(label)) if len(label) > 1 else (label[0] - 1,), size, runs)
+
+    return wrong
+
+
+def _other_range(old):
+    def wrong(self, number, core, label, size, runs):
+        last = runs[-1][1] - 1 if runs and runs[-1][1] - runs[-1][0] > 1 else None
+        return old(self, number, core, label, size, (*runs[:-1], (runs[-1][0], last)) if last else runs)
+
+    return wrong
+
+
 DEFECTS = {
     "coefficients of sums are twice as large": ("adam", Elements, "linear", _doubled),
     "a difference is a sum": ("adam", Elements, "added", lambda old: lambda self, of, signs=None: old(self, of)),
@@ -199,6 +219,18 @@ DEFECTS = {
         "attention", Boxes, "take",
         lambda old: lambda self, of, runs: old(
             self, of, tuple(row and ((0, sum(high - low for low, high in row)),) for row in runs)),
+    ),
+    "some terms are those of another index": ("tensor", PartialSums, "parted", _other_index),
+    "some terms are fewer": ("tensor", PartialSums, "parted", _other_range),
+    "some terms are all": ("tensor", PartialSums, "parted", lambda old: lambda self, number, *part: number),
+    "some terms are some of another sum": (
+        "tensor", PartialSums, "parted",
+        lambda old: lambda self, of, core, label, size, runs: old(self, of, core, label, size, ((0, size // 2),)),
+    ),
+    "a part starts one further": (
+        "tensor", Boxes, "take",
+        lambda old: lambda self, of, runs: old(
+            self, of, tuple(row and tuple((max(low - 1, 0), high - min(low, 1)) for low, high in row) for row in runs)),
     ),
     "an exponential of a sum is of its first term": (
         "attention", Expressions, "_exp", lambda old: lambda self, of: old(self, [next(self.terms(of[0]))[0]]),
@@ -237,6 +269,26 @@ def test_ranks_that_differ_are_noticed_without_the_verdict(certified, tmp_path):
     assert not prover.run().proven
     result = check(tmp_path / "out", CertificateWriter(tmp_path / "out", prover).text())
     assert result.exit_code == 1 and result.fault.program == "rank 0"
+
+
+def _local(model) -> None:
+    for node in model.graph.node:
+        if node.op_type == "AllReduce" and node.output[0].endswith("whole"):
+            node.op_type, node.domain = "Identity", ""
+            del node.attribute[:]
+            return
+    raise AssertionError("no reduction of parts")
+
+
+def test_a_reduction_that_is_missing_is_noticed(tmp_path):
+    fixture, options = FOLDERS["tensor"]
+    assert main(["shard", str(FIXTURES / f"{fixture}.onnx"), *options, "-o", str(tmp_path / "out"), "-q"]) == 0
+    for rank in range(2):
+        edit_rank(tmp_path / "out", rank, _local)
+    prover = Prover(folder_relation(tmp_path / "out"))
+    assert not prover.run().proven
+    result = check(tmp_path / "out", CertificateWriter(tmp_path / "out", prover).text())
+    assert result.exit_code == 1
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

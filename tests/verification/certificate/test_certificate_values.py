@@ -1,0 +1,114 @@
+"""Expressions that are equal have equal values, others have not."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gopt.verification.certificate.values import ExpressionLine as Line
+from gopt.verification.certificate.values import PointValues, WrongLine, simplest
+
+
+def table(*forms: Line) -> PointValues:
+    values = PointValues({"shard": 2}, "seed")
+    values.opset = 20
+    values.forms = [Line("one", (), (), ()), *forms]
+    values.varies = [frozenset({"shard"}) if form.op == "batch" else frozenset() for form in values.forms]
+    return values
+
+
+def equal(values: PointValues, one: int, two: int) -> bool:
+    return bool(np.all(values.value(one) == values.value(two)))
+
+
+def test_sums_of_ranges_are_joined():
+    values = table(
+        Line("state", "x", (), (20,)), Line("total", ((0, 13),), (1,), ()), Line("total", ((13, 20),), (1,), ()),
+        Line("linear", (1, 1), (2, 3), ()), Line("total", (), (1,), ()), Line("linear", (1, 2), (2, 3), ()),
+    )  # fmt: skip
+    assert equal(values, 4, 5)
+    assert not equal(values, 6, 5)
+
+
+def test_a_sum_over_members_leaves_common_factors_in_front():
+    values = table(
+        Line("batch", "x", (), (4,)), Line("state", "w", (), (4,)), Line("product", (1, 1), (1, 2), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (3,), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (1,), (4,)), Line("product", (1, 1), (2, 5), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (2,), (4,)), Line("linear", (2,), (2,), (4,)),
+    )  # fmt: skip
+    assert equal(values, 4, 6)
+    assert equal(values, 7, 8), "a value that all members have, twice"
+    assert not equal(values, 4, 5)
+
+
+def test_the_terms_of_a_product_of_matrices_add_up():
+    def some(start: int, stop: int) -> Line:
+        return Line("parted", (3, (((1, 0), 6, ((start, stop),)),)), (3,), (4, 5))
+
+    values = table(
+        Line("batch", "x", (), (4, 6)), Line("state", "w", (), (6, 5)), Line("MatMul", ((), 0), (1, 2), (4, 5)),
+        some(0, 2), some(2, 6), some(3, 6), Line("linear", (1, 1), (4, 5), (4, 5)),
+        Line("linear", (1, 1), (4, 6), (4, 5)), Line("take", (None, ((0, 2),)), (1,), (4, 2)),
+        Line("take", (((0, 2),), None), (2,), (2, 5)), Line("MatMul", ((), 0), (9, 10), (4, 5)),
+    )  # fmt: skip
+    assert equal(values, 3, 7) and equal(values, 4, 11)
+    assert not equal(values, 3, 8)
+
+
+def test_an_operator_without_laws_acts_row_by_row():
+    values = table(
+        Line("state", "x", (), (4, 6)), Line("LpNormalization", ((("axis", -1),), 0), (1,), (4, 6)),
+        Line("take", (((1, 3),), None), (1,), (2, 6)), Line("LpNormalization", ((("axis", -1),), 0), (3,), (2, 6)),
+        Line("take", (((1, 3),), None), (2,), (2, 6)), Line("LpNormalization", ((("axis", 0),), 0), (3,), (2, 6)),
+    )  # fmt: skip
+    assert equal(values, 4, 5)
+    assert not equal(values, 6, 5)
+
+
+def test_exponentials_of_sums_are_products():
+    values = table(
+        Line("state", "x", (), (4,)), Line("state", "y", (), (4,)), Line("linear", (1, -2), (1, 2), (4,)),
+        Line("Exp", (), (1,), (4,)), Line("Exp", (), (2,), (4,)), Line("product", (1, -2), (4, 5), (4,)),
+        Line("Exp", (), (3,), (4,)), Line("Log", (), (7,), (4,)), Line("Log", (), (6,), (4,)),
+        Line("product", (1, 2), (4, 5), (4,)),
+    )  # fmt: skip
+    assert equal(values, 6, 7) and equal(values, 9, 3)
+    assert not equal(values, 10, 7)
+
+
+def test_the_largest_of_elements_is_of_a_set():
+    values = table(
+        Line("batch", "x", (), (3, 4)), Line("ReduceMax", ((("axes", (-1,)),), 0), (1,), (3, 1)),
+        Line("largest", ((),), (2,), ()), Line("largest", ((),), (1,), ()), Line("largest", (((0, 11),),), (1,), ()),
+        Line("reduced", ("largest", frozenset({"shard"})), (3,), ()),
+        Line("reduced", ("largest", frozenset({"shard"})), (1,), (3, 4)), Line("largest", ((),), (7,), ()),
+    )  # fmt: skip
+    values.opset = 13
+    assert equal(values, 3, 4) and equal(values, 6, 8)
+    assert not equal(values, 5, 4) and not equal(values, 6, 3)
+
+
+def test_what_is_rounded_stays():
+    values = table(
+        Line("state", "x", (), (4,)), Line("round", "float16", (1,), (4,)), Line("round", "float16", (2,), (4,)),
+        Line("linear", (Fraction(1, 3),), (0,), ()), Line("round", "float16", (4,), ()),
+        Line("linear", (simplest(np.float16(1 / 3)),), (0,), ()), Line("round", "bfloat16", (2,), (4,)),
+    )  # fmt: skip
+    assert equal(values, 3, 2) and equal(values, 5, 6)
+    assert not equal(values, 2, 1) and not equal(values, 7, 2)
+
+
+def test_an_element_that_is_not_there_is_wrong():
+    values = table(Line("state", "x", (), (4,)), Line("flat", ((2, 5),), (1,), (3,)))
+    with pytest.raises(IndexError):
+        values.value(2)
+
+
+def test_another_shape_is_wrong():
+    values = table(Line("state", "x", (), (4,)), Line("linear", (2,), (1,), (3,)), Line("permuted", (0,), (1,), (5,)))
+    for number in (2, 3):
+        with pytest.raises((WrongLine, ValueError)):
+            values.value(number)
