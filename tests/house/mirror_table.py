@@ -61,6 +61,7 @@ OTHERS = {
     "ir/opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
     "runtime/engines/test_nccl_gpu.py": "the NCCL engine on a real GPU",
+    "runtime/pytorch/test_drawn_models.py": "models and steps drawn at random, by PyTorch",
     "runtime/test_path_diagnostics.py": "paths of the wrong kind given to each command, beside trained checkpoints",
     "runtime/test_run.py": "gopt run, on threads and on processes",
     "runtime/test_run_messages.py": "what gopt run says of jobs that fail",
