@@ -64,18 +64,18 @@ def _batch_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list
     variance = _mean(reader, _squared(reader, moved), axes)
     momentum = simplest(np.float32(node.attributes.get("momentum", 0.9)))
     rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
-    made = [_normal(reader, node, moved, variance, *rows)]
+    results = [_normal(reader, node, moved, variance, *rows)]
     for before, new in zip(running, (mean, variance)):
         flat = expressions.view(new, expressions.shape(before))
         parts = [expressions.scaled(before, momentum), expressions.scaled(flat, 1 - momentum)]
-        made.append(expressions.elementwise(expressions.added, parts))
-    return made[: len(node.outputs)] if all(node.outputs) else None
+        results.append(expressions.elementwise(expressions.added, parts))
+    return results[: len(node.outputs)] if all(node.outputs) else None
 
 
 def _group_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:
     """A norm by the mean and the variance of all places of the channels of a group, or of each channel."""
     expressions, (value, scale, offset) = reader.expressions, operands
-    samples, channels, *places = (int(size or 0) for size in expressions.shape(value) or ())
+    samples, channels, *sizes = (int(size or 0) for size in expressions.shape(value) or ())
     groups = int(node.attributes.get("num_groups", channels))
     apart = samples, groups, channels // groups
 
@@ -85,7 +85,7 @@ def _group_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list
         if groups == channels:
             return number
         spread = expressions.linear({_mean(reader, expressions.view(number, apart), (2,)): 1}, apart)
-        return expressions.view(spread, (samples, channels, *[1 for _ in places]))
+        return expressions.view(spread, (samples, channels, *[1 for _ in sizes]))
 
     rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
     moved = expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [value, mean(value)])

@@ -74,8 +74,8 @@ def running(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
     before = ((stop, size),) if node.attributes.get("reverse", 0) else ((0, start),)
     if before[0][0] == before[0][1]:
         return part
-    left = expressions.summed(expressions.take(whole, replaced(selection, axis, before)), (axis,))
-    return expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [part, left])
+    front_sum = expressions.summed(expressions.take(whole, replaced(selection, axis, before)), (axis,))
+    return expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [part, front_sum])
 
 
 def exponential(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

@@ -57,14 +57,14 @@ def test_a_cumulative_sum_by_offsets_is_proven_and_a_wrong_offset_different(
 EXPERTS = {"x": {"split": ["tp", "", ""]}, "d": {"split": ["tp", "", "", ""]}, "w": {"split": ["tp", "", ""]}}
 
 
-def routed(groups: int, first: str = "", behind: str = "") -> ModelProto:
-    """Tokens on their way to experts and back, of as many groups; ``first``, ``behind``: calls of ranks."""
+def routed(groups: int, dispatch: str = "", behind: str = "") -> ModelProto:
+    """Tokens on their way to experts and back, of as many groups; ``dispatch``, ``behind``: calls of ranks."""
     experts = 4 if groups == 2 else 2
     signature = f"(float[{groups},4,4] x, float[{groups},4,4,3] d, float[{experts},4,6] w) => (float[{groups},4,6] o)"
     return model(
         signature,
         'e = Einsum<equation="gtd,gtec->gecd">(x,d) et = Transpose<perm=[1,0,2,3]>(e) es = Reshape(et,s1) '
-        f"{first or 'a = Identity(es)'} h = MatMul(a,w) {behind or 'b = Identity(h)'} hr = Reshape(b,s2) "
+        f"{dispatch or 'a = Identity(es)'} h = MatMul(a,w) {behind or 'b = Identity(h)'} hr = Reshape(b,s2) "
         'ht = Transpose<perm=[1,0,2,3]>(hr) o = Einsum<equation="gecd,gtec->gtd">(ht,d)',
         f"int64[3] s1={{4,{3 * groups},4}}, int64[4] s2={{4,{groups},3,6}}",
     )
@@ -80,13 +80,13 @@ def exchanged(value: str, result: str, split: str, concat: str) -> str:
 
 @pytest.mark.parametrize("wrong", ["", "experts turned", "groups turned"])
 def test_tokens_that_go_to_experts_and_back_are_proven(wrong: str, tmp_path: Path) -> None:
-    first, behind = exchanged("es", "a", "0:[2,2]", "1:[3,3]"), exchanged("h", "b", "1:[3,3]", "0:[2,2]")
+    dispatch, behind = exchanged("es", "a", "0:[2,2]", "1:[3,3]"), exchanged("h", "b", "1:[3,3]", "0:[2,2]")
     if wrong == "experts turned":
-        first = f"u,v = Split<axis=0, num_outputs=2>(es) y = Concat<axis=0>(v,u) {first.replace('(es)', '(y)')}"
+        dispatch = f"u,v = Split<axis=0, num_outputs=2>(es) y = Concat<axis=0>(v,u) {dispatch.replace('(es)', '(y)')}"
     if wrong == "groups turned":
         behind = f"u,v = Split<axis=1, num_outputs=2>(h) y = Concat<axis=1>(v,u) {behind.replace('(h)', '(y)')}"
     relation = {"inputs": EXPERTS, "outputs": {"o": {"split": ["tp", "", ""]}}}
-    verdict = proof(routed(2), [routed(1, first, behind)] * 2, relation, tmp_path).verdict
+    verdict = proof(routed(2), [routed(1, dispatch, behind)] * 2, relation, tmp_path).verdict
     assert verdict is (ProofVerdict.DIFFERENT if wrong else ProofVerdict.PROVEN)
 
 
