@@ -19,17 +19,22 @@ from .terminal import print_json
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(model: str, state: str, output: str, ignore_unknown: bool, force: bool, as_json: bool) -> None:
-    """Write a training step with values from a .safetensors or .npz file, by the names of its states.
+    """Write a training step with values from a file, by the names of its states.
 
-    States that the file does not name keep their values. A state dict of PyTorch fits a step of gopt export; for values
+    States that the file does not name keep their values. STATE is a .safetensors or .npz file, an index of safetensors
+    files or the folder with it, or a file of torch.save (.pt, .pth, .bin), of which no code is run: a state dict, or a
+    dict with "model" or "state_dict", and "optimizer"; or a folder of torch.distributed.checkpoint, as FSDP2 and
+    torchtitan write it. The names of a module, and the states of its optimizer, fit a step of gopt export. For values
     of ranks and checkpoints see gopt merge.
 
     \b
     Example:
       gopt load-state step.onnx model.safetensors -o warm.onnx
       gopt load-state step.onnx model.safetensors -o warm.onnx --ignore-unknown
+      gopt load-state step.onnx model.safetensors.index.json -o warm.onnx
+      gopt load-state step.onnx checkpoint.pt -o warm.onnx
     """
-    from gopt.offline.state_values import load_values
+    from gopt.verbs.folders import load_values
 
     from .render import render_loaded
     from .render_progress import progress

@@ -452,6 +452,26 @@ BEYOND: dict[str, list[Case]] = {
         case(signed(2, 5, 8), signed(2, 5, 8), signed(2, 5, 6), None, None, x(2, 5, 1), opset=27, results=2,
              update_rule="delta", q_num_heads=2, kv_num_heads=2),
     ],
+    "MatMulInteger": [
+        case(whole(3, 4, dtype="uint8"), whole(4, 2, dtype="uint8")),
+        case(whole(3, 4, dtype="uint8"), whole(4, 2, dtype="int8"), np.array(2, np.uint8), np.array([1, 3], np.int8)),
+    ],
+    **{
+        f"{name}Window": [case(np.array(9)), case(np.array(8), periodic=0, output_datatype=11)]
+        for name in ("Blackman", "Hamming", "Hann")
+    },
+    "GridSample": [
+        case(x(2, 3, 5, 4), signed(2, 3, 6, 2) / 2, mode=mode, padding_mode=pad, align_corners=ends)
+        for mode, pad, ends in (("linear", "zeros", 0), ("nearest", "border", 1), ("cubic", "reflection", 0))
+    ],
+    "EyeLike": [case(x(3, 5)), case(x(4, 3), k=-1, dtype=7), case(whole(3, 4), k=2)],
+    "TensorScatter": [
+        case(x(2, 6, 3), signed(2, 2, 3), ints(1, 4), opset=24), case(x(2, 3, 6, 2), signed(2, 3, 4, 2), opset=24),
+        case(x(2, 6, 3), signed(2, 4, 3), ints(1, 4), opset=24, mode="circular"),
+    ],
+    "Det": [case(signed(3, 3)), case(signed(2, 4, 4))],
+    "SwiGLU": [case(signed(3, 4), signed(3, 4), opset=28), case(signed(5), signed(5), opset=28, alpha=1.7)],
+    "BitCast": [case(x(3, 4), opset=26, to=6), case(whole(5), opset=26, to=11)],
     "DynamicQuantizeLinear": [case(signed(4, 3), results=3), case(x(5), results=3)],
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import onnx
 
 from gopt import limits
-from gopt.documents import HEADER, parse_json
+from gopt.documents import HEADER, parse_json, read_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes, overflows
@@ -31,6 +31,10 @@ SAFETENSORS = {
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
     "C64": "complex64", "F8_E4M3": "float8e4m3fn", "F8_E5M2": "float8e5m2", "F8_E8M0": "float8e8m0",
 }  # fmt: skip
+
+
+INDEX = ".safetensors.index.json"
+"""Ending of an index, which says in which file of its folder a tensor is."""
 
 
 @contextmanager
@@ -114,7 +118,7 @@ class DataFolder:
         entries = {entry.key: entry.value for entry in proto.external_data}
         if fields := data_fields(proto):
             raise InputError(f"{owner}: values lie in the model file as well ({fields[0]})")
-        path, size = self._find(entries.get("location", ""), owner)
+        path, size = self.find(entries.get("location", ""), owner)
         if type.dtype == "string":
             raise InputError(f"{owner}: strings cannot lie in external data")
         if nbytes(type.dtype, 2) == 1:
@@ -128,7 +132,8 @@ class DataFolder:
             raise InputError(f"{owner}: {location} is too short: {size} bytes, {offset + length} needed")
         return Tensor(type, path=path, offset=offset)
 
-    def _find(self, location: str, owner: str) -> tuple[str, int]:
+    def find(self, location: str, owner: str) -> tuple[str, int]:
+        """The path and size of a file in the folder; raises InputError for a missing file, or one elsewhere."""
         if location not in self._sizes:
             self._sizes[location] = self._inspect(location, owner)
         return self._sizes[location]
@@ -166,13 +171,17 @@ class DataFolder:
 
 
 def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
-    """State values by name, from a ``.safetensors`` or an ``.npz`` file (arrays are read on demand; nothing is
-    unpickled).
+    """State values by name, from a ``.safetensors`` or an ``.npz`` file, an index of safetensors files, or a folder
+    with such an index (arrays are read on demand; nothing is unpickled).
 
     Raises InputError for a missing or damaged file, another kind, or a type unknown to ONNX: for an archive, on reading
     the array.
     """
     name = os.fspath(path)
+    if os.path.isdir(name):
+        name = _index_in(name)
+    if name.endswith(INDEX):
+        return _read_shards(name)
     with naming(name):
         size = regular_size(name)
         if name.endswith(".safetensors"):
@@ -182,6 +191,39 @@ def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
 
             return Archive(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
+
+
+def _index_in(folder: str) -> str:
+    """The index of safetensors files in a folder."""
+    try:
+        indices = sorted(entry for entry in os.listdir(folder) if entry.endswith(INDEX))
+    except OSError as error:
+        raise InputError(f"{show_path(folder)}: cannot be read: {reason(error)}") from error
+    if len(indices) != 1:
+        raise InputError(
+            f"{show_path(folder)}: is a folder with {len(indices)} files *{INDEX}",
+            "name a file of values"
+            if indices
+            else "state values come from a .safetensors or an .npz file, or an index",
+        )
+    return os.path.join(folder, indices[0])
+
+
+def _read_shards(path: str) -> dict[str, Tensor]:
+    """The tensors that an index names, in files of the folder of the index."""
+    index = read_json(path, HEADER).get("weight_map")
+    with naming(path):
+        if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+            raise InputError("has no weight_map from names to files")
+        folder, shards = DataFolder(path), {}
+        for file in dict.fromkeys(index.values()):
+            place, size = folder.find(file, "weight_map")
+            with naming(file):
+                shards[file] = read_safetensors(place, size)
+        for name, file in index.items():
+            if name not in shards[file]:
+                raise InputError(f"{show(file)} has no tensor {show(name)}", "fetch the file again")
+        return {name: shards[file][name] for name, file in index.items()}
 
 
 SafetensorsHeader = Annotated[

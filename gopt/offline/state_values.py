@@ -15,12 +15,13 @@ from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.documents.records import key, to_document
-from gopt.documents.torch_record import TorchRecord
+from gopt.documents.torch_record import NO_RECORD, TorchRecord
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
 from gopt.offline.folder_contents import read_folder, step_at
 from gopt.offline.merge import save_model
 from gopt.offline.unused_values import refuse_unused
@@ -34,6 +35,8 @@ OF_MODULE = (StateKind.PARAMETER, StateKind.STATISTIC)
 """States that a PyTorch module has: parameters and running statistics."""
 TORCH_FILES = (".pt", ".pth")
 """Endings of files that ``torch.save`` writes."""
+DCP_FILE = ".metadata"
+"""The file that a folder of ``torch.distributed.checkpoint`` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +154,30 @@ def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]],
         raise RunError(f"cannot write {shown}: {reason(error)}", "choose another path") from error
 
 
+StateReader = Callable[[str, TorchRecord, Mapping[str, TensorType]], Mapping[str, Tensor]]
+"""Reads values of a path by names of the step or of the module's state dict, for states and constants of these types;
+the record is empty for a step of another origin."""
+
+
 def load_values(
     model: str | os.PathLike[str], state: str | os.PathLike[str], output: str | os.PathLike[str], *,
-    ignore_unknown: bool = False, force: bool = False,
+    ignore_unknown: bool = False, force: bool = False, read: StateReader = lambda path, *_: load_state(path),
 ) -> Loaded:  # fmt: skip
-    """Write a step with values of a ``.safetensors`` or ``.npz`` file, by state name; other states keep their values.
+    """Write a step with values of a file, by state name; other states keep their values.
 
-    Raises InputError for a tensor of another type or shape, for a value that the next step would not read, and for an
-    unknown name unless ``ignore_unknown`` is given; OptionError, RunError as ``merge``."""
+    ``read``: by default of safetensors and ``.npz``. Raises InputError for a tensor of another type or shape, for a
+    value that the next step would not read, and for an unknown name unless ``ignore_unknown`` is given; OptionError,
+    RunError as ``merge``."""
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
-    record = TorchRecord.of(graph.metadata, os.fsdecode(model))
+    record = TorchRecord.of(graph.metadata, os.fsdecode(model)) or NO_RECORD
     training = api.find_roles(graph.twin(), Path(model).name)[0]
     states = training.state_of()
-    file = load_state(state)
-    sources = _own_names(file, {} if record is None else record.module, states, os.fsdecode(state))
-    fixed = frozenset() if record is None else record.held & graph.initializers.keys()
-    unknown = tuple(name for name in sources if name not in states and name not in fixed)
+    types = {name: graph.types[name] for name in (*states, *sorted(record.held & graph.initializers.keys()))}
+    file = read(os.fsdecode(state), record, types)
+    sources = _own_names(file, record.module, types, os.fsdecode(state))
+    unknown = tuple(name for name in sources if name not in types)
     if unknown and not ignore_unknown:
         more = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
@@ -176,31 +185,29 @@ def load_values(
             did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
             "--ignore-unknown leaves it out",
         )
-    loaded = [name for name in sources if name in states or name in fixed]
-    for name in loaded:
-        tensor = file[sources[name]]
-        if tensor.type != graph.types[name]:
-            raise InputError(
-                f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}",
-                "convert it, or leave it out of the file: that state keeps its value",
-            )
-        graph.initializers[name] = tensor
-    refuse_unused(training, {name: file[sources[name]] for name in loaded if name in states}, os.fsdecode(state))
+    loaded = {name: file[source] for name, source in sources.items() if name in types}
+    graph.initializers.update(loaded)
+    refuse_unused(training, {name: loaded[name] for name in loaded if name in states}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)
     unset = tuple(name for name in states if name not in sources)
     return Loaded(str(Path(output)), data, len(loaded), unset, unknown)
 
 
 def _own_names(
-    tensors: Mapping[str, Tensor], names: Mapping[str, str], states: Mapping[str, object], file: str
+    tensors: Mapping[str, Tensor], names: Mapping[str, str], types: Mapping[str, TensorType], file: str
 ) -> dict[str, str]:
     """Name in the step -> name in the file. ``names``: of the module's state dict, where a tied tensor has several.
 
-    Raises InputError for two values of one tensor under two names."""
+    Raises InputError for a tensor of another type than ``types``, and for two values of one tensor under two names."""
     names_of: dict[str, str] = {}
-    for name in tensors:
-        target = name if name in states else names.get(name, name)
-        if target in names_of and tensors[name].numpy().tobytes() != tensors[names_of[target]].numpy().tobytes():
+    for name, tensor in tensors.items():
+        target = name if name in types else names.get(name, name)
+        if tensor.type != types.get(target, tensor.type):
+            raise InputError(
+                f"{file}: {show(name)} is {tensor.type}, the model says {types[target]}",
+                "convert it, or leave it out of the file: that state keeps its value",
+            )
+        if target in names_of and tensor.numpy().tobytes() != tensors[names_of[target]].numpy().tobytes():
             raise InputError(
                 f"{file}: {show(name)} and {show(names_of[target])} have two values, and are one tensor in the module",
                 "leave one of them out",

@@ -70,6 +70,8 @@ CLASS_LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"
 LAYER_NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 """Normalise over the last dimensions."""
 PART_NORMS = frozenset({"GroupNormalization", "InstanceNormalization"})
+GLOBAL_POOLS = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
+"""Pool of all places -> the reduction over them."""
 """Normalise over the places of each sample."""
 RESIZES = frozenset({"Resize", "Upsample"})
 SMOOTH_MAXIMA = frozenset({"Softmax", "LogSoftmax"})

@@ -177,7 +177,7 @@ def _from_start(torch: Any, indices: Any, length: int) -> Any:
 def _gathered_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
     axis = attributes.get("axis", 0) % data.ndim
     rows = data.index_select(axis, _from_start(torch, indices, data.shape[axis]).reshape(-1))
-    return rows.reshape(*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    return rows.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
 
 
 def _picked_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:

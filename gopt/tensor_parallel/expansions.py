@@ -12,7 +12,7 @@ from math import prod
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import record_of
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.operators.kinds import CLASS_LOSSES, CONVOLUTIONS, PART_NORMS, SMOOTH_MAXIMA
+from gopt.operators.kinds import CLASS_LOSSES, CONVOLUTIONS, GLOBAL_POOLS, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
 from gopt.spmd.links import OperatorUse, Slot, axes_of, softmax_axes
 from gopt.tensor_parallel.builder import ExpansionBuilder
@@ -55,7 +55,7 @@ def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]
 def _places(operator: OperatorUse, shard: Shard) -> Expansion | None:
     """Return the rewrite of an operator over split spatial places."""
     kind, spatial = operator.op_type, shard.dim >= 2
-    if kind in ("GlobalAveragePool", "GlobalMaxPool") and spatial:
+    if kind in GLOBAL_POOLS and spatial:
         return global_pool
     if kind in PART_NORMS and spatial:
         return group_normalization

@@ -12,16 +12,15 @@ from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
 from gopt.operators.dims.windows import mean_counts, sliding
+from gopt.operators.kinds import GLOBAL_POOLS
 from gopt.spmd.links import OperatorUse
 from gopt.tensor_parallel.builder import ExpansionBuilder
-
-_GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
 def global_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write a global pool as a reduction over all places."""
     axes = range(2, operator.rank(0))
-    build.reduction(_GLOBAL[node.op_type], node.inputs[0], axes, node.outputs[0])
+    build.reduction(GLOBAL_POOLS[node.op_type], node.inputs[0], axes, node.outputs[0])
 
 
 def batch_normalization(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:

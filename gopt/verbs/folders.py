@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from gopt.offline.provenance import Provenance
 from gopt.offline.provenance import provenance as list_bytes
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
-from gopt.offline.state_values import TORCH_FILES, StateDict
+from gopt.offline.state_values import DCP_FILE, TORCH_FILES, Loaded, StateDict
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.verbs.export import needs_torch
@@ -86,6 +87,36 @@ def save_state_dict(
         with needs_torch(f"a {os.path.splitext(os.fsdecode(output))[1]} file"):
             from gopt.frontends.pytorch.state_file import save_torch
         return save_torch(path, output, all_states=all_states, force=force)
+
+
+@checked
+def load_values(
+    model: str | os.PathLike[str], state: str | os.PathLike[str], output: str | os.PathLike[str], *,
+    ignore_unknown: bool = False, force: bool = False,
+) -> Loaded:  # fmt: skip
+    """``state_values.load_values`` of any kind of file, those of PyTorch too; raises OptionError without PyTorch."""
+    write = functools.partial(
+        state_values.load_values, model, state, output, ignore_unknown=ignore_unknown, force=force
+    )
+    if os.path.isfile(os.path.join(state, DCP_FILE)):
+        with needs_torch("a folder of torch.distributed.checkpoint"):
+            from gopt.frontends.pytorch.dcp_folder import read_dcp
+        return write(read=read_dcp)
+    if not os.fsdecode(state).endswith((*TORCH_FILES, ".bin")):
+        return write()
+    with needs_torch(f"a {os.path.splitext(os.fsdecode(state))[1]} file"):
+        from gopt.frontends.pytorch.saved_values import read_torch
+    return write(read=read_torch)
+
+
+@checked
+def save_dcp(what: Folder, output: str | os.PathLike[str], *, all_states: bool = False) -> StateDict:
+    """Write the state dict of a module as a new folder of ``torch.distributed.checkpoint``, with ``all_states`` those
+    of optimizers too; raises as ``save_state_dict``."""
+    with on_disk(what) as path:
+        with needs_torch("a folder of torch.distributed.checkpoint"):
+            from gopt.frontends.pytorch.dcp_folder import save_dcp as save
+        return save(path, output, all_states=all_states)
 
 
 @checked

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from gopt.artifact.manifest import Manifest
+from gopt.errors import InputError
 from gopt.ir.types import TensorType
-from gopt.records.boxes import Box, put
+from gopt.records.boxes import Box, box_elements, put
 from gopt.records.mesh import Mesh
+from gopt.text.sanitize import show
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
 from gopt.verification.reference_step import Batches, ReferenceProgram, as_shown
@@ -126,6 +128,11 @@ class AllRanks:
             return
         if name not in values:
             values[name] = np.zeros(self.types[name].dims, value.dtype)
+        if value.size != (due := box_elements(box)):
+            raise InputError(
+                f"rank {rank} makes {value.size} elements of the gradient {show(name)}, and has {due} of its parameter",
+                "the manifest was edited: shard the step again",
+            )
         put(values[name], box, value.reshape(-1), 0)
 
 

@@ -61,6 +61,7 @@ OTHERS = {
     "ir/opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
     "runtime/engines/test_nccl_gpu.py": "the NCCL engine on a real GPU",
+    "runtime/pytorch/test_drawn_models.py": "models and steps drawn at random, by PyTorch",
     "runtime/test_path_diagnostics.py": "paths of the wrong kind given to each command, beside trained checkpoints",
     "runtime/test_run.py": "gopt run, on threads and on processes",
     "runtime/test_run_messages.py": "what gopt run says of jobs that fail",
@@ -108,7 +109,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
             "operators.products", "records", "operators/test_operators.py"),
     **_each("operators.executed operators.calls.layouts operators.calls.normalise "
             "operators.calls.losses operators.calls.attention operators.calls.recurrent operators.calls.resize "
-            "operators.calls.quantise", "calls of records", "operators/test_torch_call.py"),
+            "operators.calls.quantise operators.calls.signals", "calls of records", "operators/test_torch_call.py"),
     **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
@@ -120,7 +121,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
         "verification.proof.boxes verification.proof.partial_sums verification.proof.exponentials "
-        "verification.proof.sum_laws "
         "verification.proof.choice_laws verification.proof.place_laws verification.proof.attributes "
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.folder "

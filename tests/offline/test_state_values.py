@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -110,3 +111,55 @@ def test_the_commands(ranks, tmp_path, capsys):
     assert main(["merge", str(ranks), "-o", step, "--all-states", "--force"]) == 2
     assert main(["merge", str(ranks), "--state-dict", str(tmp_path / "d.bin")]) == 2
     assert "let its name end in .safetensors" in capsys.readouterr().err
+
+
+def sharded(folder: Path, arrays: dict[str, np.ndarray], **changes) -> Path:
+    """A folder of two safetensors files with an index."""
+    folder.mkdir()
+    names = sorted(arrays)
+    files = {name: f"model-{1 + 2 * place // len(names):05d}-of-00002.safetensors" for place, name in enumerate(names)}
+    for file in set(files.values()):
+        written(folder / file, {name: arrays[name] for name in names if files[name] == file})
+    index = {"metadata": {"total_size": 1}, "weight_map": files | changes}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_an_index_of_files_goes_into_a_step(tmp_path):
+    wanted = {name: value + 1 for name, value in values(MODEL).items()}
+    folder = sharded(tmp_path / "hub", wanted)
+    for place, state in enumerate((folder, folder / "model.safetensors.index.json")):
+        loaded = load_values(MODEL, state, tmp_path / f"{place}.onnx")
+        assert loaded.loaded == len(wanted) and loaded.kept == ()
+        for name, value in values(tmp_path / f"{place}.onnx").items():
+            np.testing.assert_array_equal(value, wanted[name])
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("../other.safetensors", "leaves the model's folder"), ("/etc/passwd", "is an absolute path"),
+        ("gone.safetensors", "cannot be opened"), ("link.safetensors", "goes through a symbolic link"),
+        (3, "has no weight_map"), ("model-00001-of-00002.safetensors", "has no tensor 'extra'"),
+    ],
+)  # fmt: skip
+def test_a_file_outside_of_the_folder_of_an_index_is_refused(file, said, tmp_path):
+    folder = sharded(tmp_path / "hub", values(MODEL), extra=file)
+    written(tmp_path / "other.safetensors", {"extra": np.zeros(1, "f4")})
+    (folder / "link.safetensors").symlink_to(tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match=said):
+        load_values(MODEL, folder, tmp_path / "s.onnx")
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path):
+    with pytest.raises(InputError, match="is a folder with 0 files"):
+        load_values(MODEL, tmp_path, tmp_path / "s.onnx")
+
+
+def test_a_file_of_pytorch_needs_pytorch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in ("saved_values", "dcp_folder"):
+        monkeypatch.delitem(sys.modules, f"gopt.frontends.pytorch.{module}", raising=False)
+    (tmp_path / "a.pt").write_bytes(b"x")
+    assert main(["load-state", str(MODEL), str(tmp_path / "a.pt"), "-o", str(tmp_path / "s.onnx")]) == 2
+    assert "pip install 'gopt[torch]'" in capsys.readouterr().err

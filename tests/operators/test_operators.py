@@ -318,9 +318,8 @@ WITHOUT = {
     "PyTorch has no texts": "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
     "the length of its result is known behind the run": "NonMaxSuppression NonZero Unique",
     "it reads compressed images": "ImageDecoder",
-    "no step of training has been seen with it": "AffineGrid BitCast BlackmanWindow Col2Im ConvInteger CumProd DFT "
-    "DeformConv Det EyeLike GridSample HammingWindow HannWindow MatMulInteger MaxRoiPool MaxUnpool MelWeightMatrix "
-    "QLinearConv QLinearMatMul RoiAlign SwiGLU TensorScatter",
+    "no step of training has been seen with it": "AffineGrid Col2Im ConvInteger CumProd DFT DeformConv "
+    "MaxRoiPool MaxUnpool MelWeightMatrix QLinearConv QLinearMatMul RoiAlign",
 }
 """Reasons -> operators of the standard without a call of PyTorch. A new one gets a call, or a place here."""
 

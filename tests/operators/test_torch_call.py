@@ -15,7 +15,7 @@ from gopt.operators.table import OPERATORS, names
 from gopt.operators.torch_call import called
 
 pytestmark = pytest.mark.torch
-SINGLE = frozenset({"GroupNormalization", "LinearAttention"})
+SINGLE = frozenset({"GroupNormalization", "GridSample", "HammingWindow", "HannWindow", "LinearAttention"})
 """Computed by the reference in float32."""
 CALLED = sorted(names(lambda each: each.torch is not None))
 FORMED = frozenset(name for name in CALLED if forms(name))
@@ -104,7 +104,7 @@ def test_calls_compute_halves_as_wider_numbers_rounded(name, half):
     """Beside the reference in float32, of operands that are halves: up to three roundings of the largest number."""
     torch = pytest.importorskip("torch")
     dtype = getattr(torch, half)
-    for probe in probes(name):
+    for probe in (each for each in probes(name) if each.floats):
         rounded = {place: tensor(probe.inputs[place]).to(dtype) for place in probe.floats}
         due = probe.results({place: each.float().numpy() for place, each in rounded.items()})
         halves = [rounded.get(place, tensor(each)) for place, each in enumerate(probe.inputs)]

@@ -200,6 +200,14 @@ def test_a_piece_is_shifted(tmp_path, by):
     assert not equal(out)
 
 
+def test_parts_of_a_tensor_on_an_axis_of_data(tmp_path):
+    """Uneven parts of heads, of an axis that the manifest says has data."""
+    gopt.shard(FIXTURES / "gpt_adamw.onnx", "tp=3").write(tmp_path / "out")
+    edit_manifest(tmp_path / "out", lambda manifest: manifest["mesh"].setdefault("kinds", {}).update(tp="data"))
+    with pytest.raises(gopt.InputError, match="of the gradient"):
+        gopt.verify(tmp_path / "out", steps=1, confirm=False)
+
+
 def test_a_manifest_that_contradicts_a_rank_file(tmp_path):
     out = sharded(tmp_path, "mlp_adamw", 2)
 

@@ -30,15 +30,20 @@ def save_torch(
     PyTorch, InputError for a state without a value.
     """
     target, step_values = new_file(output, force), StepValues.at(path)
-    record, module = step_values.record, module_values(step_values)
-    missing = [name for name in step_values.of_module() if name not in module]
-    content: dict[str, Any] = module
+    content: dict[str, Any] = module_values(step_values)
     if all_states:
-        content = {"model": module, **training_values(step_values)}
+        content = {"model": content, **training_values(step_values)}
     put_new(target, Path(output), force, lambda file: torch.save(content, file))
-    shown = _tensors(content)
-    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in shown)
-    return StateDict(str(Path(output)), len(shown), nbytes, (*missing, *(record.lost if record else ())))
+    return summary(Path(output), content, step_values)
+
+
+def summary(output: Path, content: Mapping[str, Any], step_values: StepValues) -> StateDict:
+    """The result of writing state dicts."""
+    record, values = step_values.record, step_values.graph.initializers
+    tensors = _tensors(content)
+    missing = [key for key, name in step_values.of_module().items() if name not in values]
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return StateDict(str(output), len(tensors), nbytes, (*missing, *(record.lost if record else ())))
 
 
 def module_values(step_values: StepValues) -> dict[str, torch.Tensor]:

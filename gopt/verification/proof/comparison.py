@@ -46,9 +46,7 @@ class Comparison:
         self.expressions, self.training, self.relation = expressions, relation.training, relation
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
         self.words = Words(expressions, expected.names, constants.values)
-        self.examples = CounterExamples(
-            expressions, self.training, self.mesh, constants, rounded=not relation.rounded_weights
-        )
+        self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
         self.roundings = constants.roundings
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""

@@ -70,13 +70,11 @@ class Unevaluable(Exception):
 
 @dataclass(slots=True)
 class ExpressionValues:
-    """Values of expressions: ``leaf`` gives values of leaves, ``origins`` the nodes of operators without laws;
-    ``rounded``: casts round."""
+    """Values of expressions: ``leaf`` gives values of leaves, ``origins`` the nodes of operators without laws."""
 
     expressions: Expressions
     leaf: Leaf
     origins: Mapping[int, Origin]
-    rounded: bool = True
     arrays: dict[Key, np.ndarray] = field(default_factory=dict)
     """The values so far."""
     _cores: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -144,7 +142,7 @@ class ExpressionValues:
             return np.ones(())
         if op == ITERATED:
             return self._iterated(number, coordinates, values[0])
-        if op in PARTIAL or (op == "round" and not self.rounded):
+        if op in PARTIAL:
             return values[0]
         for label, size, runs in cut.get(number, ()):
             pairs = list(zip(values, label))  # type: ignore[call-overload]
@@ -192,7 +190,7 @@ class ExpressionValues:
                 return value if expression == begun else self.leaf(expression, at)
 
             fixed = {key: array for key, array in self.arrays.items() if key[0] not in moving}
-            inner = ExpressionValues(self.expressions, leaf, self.origins, self.rounded, fixed, self._cores)
+            inner = ExpressionValues(self.expressions, leaf, self.origins, fixed, self._cores)
             (value,) = inner.values([after], {**coordinates, str(axis): index})
             self.arrays.update((key, array) for key, array in inner.arrays.items() if key[0] not in moving)
         return value

@@ -471,9 +471,15 @@ class Elements:
         return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
 
     def has_factor(self, number: int, factor: int) -> bool:
-        """Return whether an expression is a multiple of another, in each of the ranges of a flat value."""
-        roots = [self.root(self._scale(root)[1]) for root, _, _ in self.apart(number) if self.uniform(root) != 0]
+        """Return whether an expression is a multiple of another of one element, in each of the ranges of a flat
+        value."""
+        roots = [self._whole(root) for root, _, _ in self.apart(number) if self.uniform(root) != 0]
         return all(any(of == factor and power > 0 for of, power in self.factors(root)) for root in roots)
+
+    def _whole(self, number: int) -> int:
+        """The whole value of a part, without the coefficient."""
+        root = self.root(self._scale(number)[1])
+        return self._whole(self.all[root].operands[0]) if self.all[root].op == TAKE else root
 
     def bare(self, number: int) -> int:
         """An expression without the coefficient, in the shape of the root."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import GLOBAL_POOLS, PART_NORMS
 from gopt.verification.proof.constants import simplest
 from gopt.verification.proof.expressions import Shape, applied
 
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
 
 def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
     """The results by the definition of the operator; None for one without a definition here."""
-    rule, sizes = _RULES.get(node.op_type), [reader.expressions.elements(number) for number in operands]
-    return rule(reader, node, operands, shapes) if rule is not None and all(sizes) and reader.floating(node) else None
+    if not all(map(reader.expressions.elements, operands)) or not reader.floating(node):
+        return None
+    if node.is_in(PART_NORMS):
+        return _group_norm(reader, node, operands)
+    if record_of(node).running:
+        return _batch_norm(reader, node, operands)
+    return _global_pool(reader, node, operands, shapes) if node.op_type in GLOBAL_POOLS else None
 
 
 def _mean(reader: NodeReader, number: int, axes: Collection[int]) -> int:
@@ -36,23 +43,17 @@ def _places(reader: NodeReader, number: int) -> range:
     return range(2, len(reader.expressions.shape(number) or ()))
 
 
-def _global_mean(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    return [_mean(reader, operands[0], _places(reader, operands[0]))]
-
-
-def _global_extreme(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    axes = tuple(_places(reader, operands[0]))
+def _global_pool(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
+    op_type, axes = GLOBAL_POOLS[node.op_type], tuple(_places(reader, operands[0]))
     if opset_of(reader.graph.header) < 18:
-        return reader.results(Node("ReduceMax", node.inputs, node.outputs, attributes={"axes": axes}), operands, shapes)
+        return reader.results(Node(op_type, node.inputs, node.outputs, attributes={"axes": axes}), operands, shapes)
     name, settings = f"{node.outputs[0]}.axes", np.array(axes, np.int64)
     graph = replace(reader.graph, types=reader.graph.types | {name: TensorType("int64", settings.shape)})
-    reduction = Node("ReduceMax", [*node.inputs, name], node.outputs)
+    reduction = Node(op_type, [*node.inputs, name], node.outputs)
     return reader.of_graph(graph).results(reduction, [*operands, reader.table.number(settings)], shapes)
 
 
-def _batch_norm(
-    reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]
-) -> list[int] | None:  # fmt: skip
+def _batch_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:
     """A norm by the mean and the variance of all samples and places, and both as running statistics."""
     if not node.attributes.get("training_mode", 0):
         return None
@@ -63,20 +64,18 @@ def _batch_norm(
     variance = _mean(reader, _squared(reader, moved), axes)
     momentum = simplest(np.float32(node.attributes.get("momentum", 0.9)))
     rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
-    made = [_normal(reader, node, moved, variance, *rows)]
+    results = [_normal(reader, node, moved, variance, *rows)]
     for before, new in zip(running, (mean, variance)):
         flat = expressions.view(new, expressions.shape(before))
         parts = [expressions.scaled(before, momentum), expressions.scaled(flat, 1 - momentum)]
-        made.append(expressions.elementwise(expressions.added, parts))
-    return made[: len(node.outputs)] if all(node.outputs) else None
+        results.append(expressions.elementwise(expressions.added, parts))
+    return results[: len(node.outputs)] if all(node.outputs) else None
 
 
-def _group_norm(
-    reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]
-) -> list[int] | None:  # fmt: skip
+def _group_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:
     """A norm by the mean and the variance of all places of the channels of a group, or of each channel."""
     expressions, (value, scale, offset) = reader.expressions, operands
-    samples, channels, *places = (int(size or 0) for size in expressions.shape(value) or ())
+    samples, channels, *sizes = (int(size or 0) for size in expressions.shape(value) or ())
     groups = int(node.attributes.get("num_groups", channels))
     apart = samples, groups, channels // groups
 
@@ -86,7 +85,7 @@ def _group_norm(
         if groups == channels:
             return number
         spread = expressions.linear({_mean(reader, expressions.view(number, apart), (2,)): 1}, apart)
-        return expressions.view(spread, (samples, channels, *[1 for _ in places]))
+        return expressions.view(spread, (samples, channels, *[1 for _ in sizes]))
 
     rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
     moved = expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [value, mean(value)])
@@ -111,12 +110,3 @@ def _normal(reader: NodeReader, node: Node, moved: int, variance: int, scale: in
     factors = [moved, applied(expressions, "Sqrt", (), [apart]), scale]
     normal = expressions.elementwise(lambda values: expressions.product(values, (1, -1, 1)), factors)
     return expressions.elementwise(expressions.added, [normal, offset])
-
-
-_RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Sequence[Shape]], list[int] | None]] = {
-    "GlobalAveragePool": _global_mean,
-    "GlobalMaxPool": _global_extreme,
-    "BatchNormalization": _batch_norm,
-    "GroupNormalization": _group_norm,
-    "InstanceNormalization": _group_norm,
-}

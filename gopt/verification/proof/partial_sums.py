@@ -169,6 +169,17 @@ class PartialSums(Boxes):
                 rows += self.pieces(self.take(whole, selection))
         return super()._extreme(op, rows, shape)
 
+    def _flags(self, number: int) -> list[Piece] | None:
+        op, selection, operands, _ = self.all[number]
+        if op != TAKE:
+            return super()._flags(number)
+        (whole,), flags = operands, self._flags(operands[0])
+        count = self.elements(whole)
+        if flags is None or [(self.elements(flag), start, stop) for flag, start, stop in flags] != [(count, 0, count)]:
+            return None
+        part = self.take(self.view(flags[0][0], self.shape(whole)), cast(Selection, selection))
+        return [(part, 0, self.elements(part) or 0)]
+
     def addends(self, number: int) -> list[Addend] | None:
         """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other
         term."""

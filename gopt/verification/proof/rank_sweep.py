@@ -69,6 +69,14 @@ class NodeOrder:
         return any(position < front for position in self.readers.get(name, ()))
 
 
+class _Followed(ChainMap[str, int]):
+    """The values of a rank in front of its leader's."""
+
+    def __getitem__(self, name: str) -> int:
+        own, leaders = self.maps
+        return own[name] if name in own else leaders[name]
+
+
 @dataclass(slots=True, eq=False)
 class RankSweep:
     """A graph and the expressions so far, of ranks with the same; ``rank``: the first, ``at``: the next node."""
@@ -100,7 +108,7 @@ class RankSweep:
         if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
             return False
         self.leader, self.order, self.front = leader, order, front
-        self.values = ChainMap(dict(self.values), leader.values)
+        self.values = _Followed(dict(self.values), leader.values)
         self.reader.follow(leader.reader.widened)
         self._note(self.values.maps[0])
         return True
@@ -115,11 +123,11 @@ class RankSweep:
         if self.leader is not None and self.order is not None and isinstance(self.values, ChainMap):
             leader, self.leader = self.leader, None
             if self.at not in leader.fronts:
-                done = {name for name, position in self.order.made.items() if position < self.at}
-                values = {name: leader.values[name] for name in done & leader.values.keys()}
-                leader.fronts[self.at] = values, leader.reader.casts(done)
+                done = [name for name in self.order.names(self.at) if name in leader.values]  # the first is named
+                values = {name: leader.values[name] for name in done}
+                leader.fronts[self.at] = values, leader.reader.casts(values)
             values, casts = leader.fronts[self.at]
-            self.values = ChainMap(self.values.maps[0], values)
+            self.values = _Followed(self.values.maps[0], values)
             self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:

@@ -6,14 +6,12 @@ import os
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
-from gopt.collectives.layout import HALVES
 from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator
 from gopt.errors import InputError
 from gopt.ir.alike_files import shared_parts
@@ -101,12 +99,6 @@ class ProofRelation:
             table = self.plan.tables[node.attributes["table"]]
             pairs[table.parameter] = table.dtype, node.attributes["dtype"]
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-    @property
-    def rounded_weights(self) -> bool:
-        """Return whether ranks round the weights of gradients, as the source does not: where gradients are halves."""
-        types = (self.training.graph.types[name].dtype for name in self.training.gradients.values())
-        return LossReduction.parse(self.loss_reduction).rule is LossRule.WEIGHTED and not HALVES.isdisjoint(types)
 
     @property
     def pushed(self) -> Mapping[str, str]:

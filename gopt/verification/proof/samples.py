@@ -77,14 +77,10 @@ class SampledLeaves:
 
 
 class CounterExamples:
-    """Looks for elements in which expressions differ; values are computed once for all. ``rounded``: a cast more is a
-    difference."""
+    """Looks for elements in which expressions differ; values are computed once for all."""
 
-    def __init__(
-        self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable, *, rounded: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
         self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
-        self._rounded = rounded
         self._values: dict[int, ExpressionValues] = {}
 
     def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
@@ -92,9 +88,7 @@ class CounterExamples:
         for seed in SEEDS:
             if seed not in self._values:
                 leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
-                self._values[seed] = ExpressionValues(
-                    self._expressions, leaves.leaf, self._table.origins, self._rounded
-                )
+                self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # as of the mean of nothing
                 example = _difference(*self._values[seed].values((actual, expected), coordinates))
             if example is not None:

@@ -14,12 +14,14 @@ from gopt.operators.kinds import COMBINERS, NORM_REDUCTIONS
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.expressions import EXTREMES, Shape, applied, elements
+from gopt.verification.proof.selections import along, replaced
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
 
 JOINED = {op: EXTREMES[how] for how, ops in COMBINERS.items() if how in EXTREMES for op in ops}
 """Operator of two extremes -> the form of the result."""
+RUNNING = "CumSum"
 
 
 def reduced(
@@ -54,6 +56,26 @@ def _axes(node: Node, arrays: Arrays, rank: int) -> tuple[int, ...] | None:
     if not named and node.attributes.get("noop_with_empty_axes", 0):
         return None
     return tuple(sorted(int(axis) % rank for axis in named)) if named else tuple(range(rank))
+
+
+def running(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Sums so far in a part of a dimension: those of the whole, less the sum of all that is in front of the part."""
+    expressions, box = reader.expressions, reader.expressions.box(operands[0])
+    if box is None or arrays[1] is None or not reader.floating(node):
+        return None
+    (whole, selection), axis = box, int(arrays[1].reshape(-1)[0]) % len(box[1])
+    runs, size = selection[axis], int((expressions.shape(whole) or ())[axis] or 0)
+    if runs is None or len(runs) != 1:
+        return None
+    start, stop = runs[0]
+    front = expressions.take(whole, replaced(selection, axis))
+    (number,) = reader.results(node, [front, operands[1]], [expressions.shape(front)])
+    part = expressions.take(number, along(axis, runs, len(selection)))
+    before = ((stop, size),) if node.attributes.get("reverse", 0) else ((0, start),)
+    if before[0][0] == before[0][1]:
+        return part
+    front_sum = expressions.summed(expressions.take(whole, replaced(selection, axis, before)), (axis,))
+    return expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [part, front_sum])
 
 
 def exponential(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

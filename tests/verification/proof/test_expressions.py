@@ -355,6 +355,22 @@ def test_a_count_of_elements_is_noted_with_its_sums():
     assert e.product([weighted, whole, e.counted(whole)], [1, 1, -1]) == weighted
     rows = e.in_rows([e.product([x, count], [1, 1]), e.constant(0, (2,))], 0)
     assert e.has_factor(rows, count) and not e.has_factor(e.in_rows([rows, x], 0), count)
+    part = ((0, 2),)
+    assert e.has_factor(e.scaled(e.take(e.product([x, count], [1, 1]), (part,)), 2), count)
+    assert not e.has_factor(e.take(e.product([x, count], [1, -1]), (part,)), count)
+
+
+def test_flags_of_parts_are_the_flags_of_the_whole():
+    """Counts of flags of each part, summed with zeros and joined, are above zero where any flag of the whole is set."""
+    e = Expressions(EXTENTS)
+    flags = e.apply("Not", (), [e.leaf("batch", "f", (4, 6), frozenset())], (4, 6))
+    counts = e.apply("cast", ("bool", "int64"), [flags], (4, 6))
+    halves = [e.take(counts, (None, ends)) for ends in (((0, 3),), ((3, 6),))]
+    largest = [e.extreme("largest", [half]) for half in halves]
+    whole = e.extreme("largest", [flags])
+    assert e.any_set(e.extreme("largest", largest)) == whole
+    assert e.any_set(e.extreme("largest", largest[:1])) not in (whole, None)
+    assert e.any_set(e.extreme("largest", [largest[0], largest[0]])) != whole
 
 
 def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():

@@ -78,9 +78,9 @@ def step(op: str, folder: Path) -> Path:
     vectors = [b.const(np.linspace(0.5, 1.5, CHANNELS)) for _ in range(VECTORS[op])]
     value = b.op(op, value, *vectors, **{**SETTINGS.get(op, {}), **({"training_mode": 0} if len(vectors) > 2 else {})})
     b.output("loss", b.op("ReduceMean", b.op("Mul", value, value), keepdims=0), ())
-    made = b.model()
-    made.opset_import[0].version = 21
-    onnx.save(made, folder / "forward.onnx")
+    step_model = b.model()
+    step_model.opset_import[0].version = 21
+    onnx.save(step_model, folder / "forward.onnx")
     gopt.derive(folder / "forward.onnx", folder / "step.onnx", gopt.DeriveOptions(loss="loss", optimizer="sgd"))
     return folder / "step.onnx"
 

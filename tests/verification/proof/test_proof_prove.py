@@ -94,9 +94,13 @@ def test_every_fixture_is_proven_where_the_computation_is_split(name, kind, tmp_
     check_proven(name, SPLIT_SETS[kind], tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["real/bert_tiny", "cases/losses/a2_sum_statistic"])
-def test_weights_pass_through_rows_and_through_sums_of_some_members(name, tmp_path):
+@pytest.mark.parametrize("name", ["real/bert_tiny", "real/resnet", "cases/losses/a2_sum_statistic"])
+def test_weights_pass_through_parts_and_rows_and_through_sums_of_some_members(name, tmp_path):
     check_proven(name, SETS["weighted"], tmp_path / "out")
+
+
+def test_flags_of_parts_that_owners_have_are_proven(tmp_path):
+    check_proven("mlp_adamw_fp16_scaler", SPLIT_SETS["broadcast parts"], tmp_path / "out")
 
 
 # --- planted errors ---------------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ def test_a_follower_has_the_values_it_has_alone(
         results = run(sweep, graphs, inputs)
         followers.extend(rank for rank in sweep.sweeps if rank.leader is not None or len(rank.ranks) > 1)
         assert [defined(sweep, values) for values in results] == [defined(sweep, values) for values in alone]
+        for graph, values in zip(graphs, results):  # a message names the first of several
+            names = [name for node in graph.nodes for name in node.outputs if name]
+            assert [name for name in values if name in set(names)] == names
         return results
 
     monkeypatch.setattr(Sweep, "run", both)
