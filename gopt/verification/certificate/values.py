@@ -218,8 +218,8 @@ class PointValues(PrimeField):
                 fits and len(attributes) == len(operands) and (op == "flat" or list(operands) == sorted(set(operands)))
             )
         inner = {self.forms[of].op for of in operands}
-        if op == "view":
-            fits = fits and attributes is None and "view" not in inner
+        if op in ("view", "inverse", "counted"):
+            fits = fits and attributes is None and (op != "view" or "view" not in inner)
         if op in ("flat", "take", "total"):
             fits = fits and inner.isdisjoint(("view", "flat"))
         if op == "take":
