@@ -27,6 +27,7 @@ from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.verbs.folders import load_values, save_dcp  # noqa: E402
 
 FSDP = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -62,6 +63,7 @@ else:
     step()
     dcp.save(dict(zip(("model", "optim"), get_state_dict(net, optimizer))), checkpoint_id=folder + ".next")
 dist.destroy_process_group()
+os._exit(0)  # threads of PyTorch 2.13 abort one exit in about ten
 """
 
 
