@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 INPUTS = {"model", "path", "paths", "folder", "a", "b", "eval"}
 """Arguments that name a model or a folder."""
 CONFIGURATIONS = {"config", "relation", "server_map"}
-OUTPUTS = {"output", "certificate", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
+OUTPUTS = {
+    "output", "certificate", "print_dir", "checkpoint", "log", "trace", "state_dict", "dcp", "record", "tensorboard",
+}  # fmt: skip
 LEFT_OUT = {"check", "state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
 COMMANDS = ("shard", "split", "prove", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")

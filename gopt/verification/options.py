@@ -55,6 +55,6 @@ class VerifyKeywords(TypedDict, total=False):
     settings: Mapping[str, float]
     confirm: bool
     every: bool
-    engine: NodeEngine | str
+    engine: NodeEngine
     deadline: float | None
     replay: str | os.PathLike[str] | None

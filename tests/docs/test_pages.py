@@ -25,6 +25,7 @@ NOT_RUN = {
     "docs/reproducers.md": 1,
     "docs/robustness.md": 1,
     "docs/running.md": 4,
+    "docs/checkpoints.md": 1,
     "docs/tests.md": 1,
     "docs/tutorial.md": 1,
     "examples/README.md": 3,

@@ -89,14 +89,21 @@ def exchange(comm: Any, item: Any) -> list[Any]:
 
 
 def _unusable(error: Exception, extra: str) -> RunError:
-    return RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'")
+    name = "PyTorch" if extra == "torch" else "MPI"
+    return RunError(f"{name} cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'")
 
 
 def check_installed(engine: str) -> None:
     """Raise RunError without the package that ranks of an engine are to load; nothing is loaded here."""
-    package = "torch" if engine == "torch" else "mpi4py"
-    if find_spec(package) is None:
-        raise RunError(f"--engine {engine} needs {package}", f"install it with: pip install 'gopt[{engine}]'")
+    try:
+        if engine != "torch":
+            import mpi4py
+
+            del mpi4py
+        elif find_spec("torch") is None:  # its import takes seconds
+            raise ImportError("No module named 'torch'")
+    except ImportError as error:
+        raise _unusable(error, engine) from error
 
 
 class MpiEngine:
