@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers import FIXTURES
+from onnx import TensorProto, helper
 
 import gopt
 from gopt.errors import InputError, OptionError
@@ -20,6 +22,7 @@ torch = pytest.importorskip("torch")
 LOOP = """
 import sys
 import numpy as np
+import onnx
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 import gopt.torch
@@ -110,3 +113,35 @@ def test_batches_that_do_not_fit_are_refused(rank):
 def test_without_checkpoints_there_is_nothing_to_load(rank, tmp_path):
     with pytest.raises(OptionError, match="has no checkpoint"):
         rank.load(tmp_path / "ckpt")
+
+
+def test_an_evaluation_is_of_the_present_states(rank, tmp_path):
+    weight = next(state for state in rank.manifest.states if state.kind.value == "parameter")
+    nodes = [
+        helper.make_node("ReduceSum", [weight.tensor], ["sum"], keepdims=0),
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0), helper.make_node("Add", ["sum", "mean"], ["loss"]),
+    ]  # fmt: skip
+    shapes = {"x": [8, 32], "loss": [], weight.tensor: weight.shape}
+    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    body = helper.make_graph(nodes, "eval", [infos["x"], infos[weight.tensor]], [infos["loss"]])
+    onnx.save(
+        helper.make_model(body, opset_imports=[helper.make_opsetid("", 13)], ir_version=9), tmp_path / "eval.onnx"
+    )
+    from gopt.torch import load
+
+    rank = load(tmp_path / "step.ranks", evaluation=tmp_path / "eval.onnx")
+    x, y = torch.randn(8, 32), torch.randint(0, 10, (8,))
+
+    def agrees() -> float:
+        found, states = float(rank.evaluate({"x": x})["loss"]), rank.full_states()
+        assert found == pytest.approx(float(states[weight.tensor].sum() + x.mean()), rel=1e-4, abs=1e-4)
+        return found
+
+    rank.save_dcp(tmp_path / "begun")
+    rank.step((x, y), lr=0.5)
+    rank.save(tmp_path / "ckpt")
+    rank.load_dcp(tmp_path / "begun")
+    rank.step((x, y), lr=0.01)
+    before = agrees()
+    rank.load(tmp_path / "ckpt")  # as many steps behind other states
+    assert agrees() != before

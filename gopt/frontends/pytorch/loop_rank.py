@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
@@ -17,7 +17,6 @@ from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from gopt.artifact.manifest import InputKind
-from gopt.artifact.pieces import cut
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError
 from gopt.frontends.pytorch.state_file import module_values, training_values
@@ -30,13 +29,15 @@ from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor, HeldInput, no_timing
 from gopt.runtime.pytorch.device import device_of_rank
 from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
-from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
+from gopt.runtime.pytorch.tensors import array_dtype, array_over, tensor_over, torch_dtype
+from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.draws import DEFAULT_SEED, DrawnInputs
 from gopt.runtime.training.evaluator import fed_states
 from gopt.runtime.training.fitted_arrays import check_kind, sized
 from gopt.runtime.training.gathered_states import gathered_states
 from gopt.runtime.training.hyper_parameters import refuse_unknown
+from gopt.runtime.training.initial_states import joined
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.loaded_rank import LoadedRank
 from gopt.runtime.training.schedules import default_schedule
@@ -89,6 +90,8 @@ class Rank:
         rank.held = rank.start_values(state, startup=True)
         rank.prepare(sync_axes(sync_init, mesh))
         rank.hold()
+        self._evaluated: dict[str, HeldInput] | None = None
+        """The present states as ``evaluate`` reads them, once it has."""
         self._evaluation = None if evaluation is None else _Evaluation(self, evaluation)
 
     @property
@@ -140,6 +143,7 @@ class Rank:
                 if reads and rank.weight:
                     weights.append(results[rank.weight] if rank.weight in results else inputs[rank.weight])
         self.steps += 1
+        self._evaluated = None
         return shown | {name: _mean(values, weights) for name, values in losses.items()}
 
     def _split(self, batch: Batch, times: int) -> Sequence[Batch]:
@@ -217,14 +221,13 @@ class Rank:
 
     def _take(self, arrays: Mapping[str, Any]) -> None:
         self._rank.held |= {name: self.device.hold(array) for name, array in arrays.items()}
+        self._evaluated = None
 
     # --- whole states ---
 
     def full_states(self) -> dict[str, torch.Tensor]:
         """Every state of the source under its name, gathered from all ranks into host memory."""
-        names = [state.tensor for state in self.manifest.states]
-        arrays = gathered_states(self.manifest, self._engine, self._rank.held, self._rank.to_host, names)
-        return {name: tensor_over(array) for name, array in arrays.items()}
+        return {name: tensor_over(array) for name, array in self._gathered([*self._source_types]).items()}
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The argument of ``module.load_state_dict`` of the exported module; of other steps parameters and statistics
@@ -237,11 +240,19 @@ class Rank:
         return training_values(self._values())["optimizer"]
 
     def _values(self) -> StepValues:
-        graph = self._source
-        tensors = {name: _as_tensor(value) for name, value in self.full_states().items()}
+        graph, types = self._source, self._source_types
+        tensors = {name: Tensor(types[name], array=array) for name, array in self._gathered([*types]).items()}
         graph = replace(graph, initializers={**graph.initializers, **tensors})
         kinds = {state.tensor: state.kind for state in self.manifest.states}
         return StepValues(graph, kinds, TorchRecord.of(graph.metadata, str(self._rank.folder)), self.steps)
+
+    @property
+    def _source_types(self) -> dict[str, TensorType]:
+        """The states of the source, and their types."""
+        return {state.tensor: state.type for state in self.manifest.states}
+
+    def _gathered(self, names: Collection[str]) -> dict[str, Array]:
+        return gathered_states(self.manifest, self._engine, self._rank.held, self._rank.to_host, names)
 
     @cached_property
     def _source(self) -> Any:
@@ -254,17 +265,18 @@ class Rank:
 
     def load_dcp(self, folder: PathText) -> None:
         """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh."""
-        types = {state.tensor: state.type for state in self.manifest.states}
+        types = self._source_types
         whole = {
             name: torch.empty(type.dims, dtype=torch_dtype(numpy_dtype(type.dtype))) for name, type in types.items()
         }
         content: dict[str, Any] = {"states": whole, "steps": 0}
         dcp.load(content, checkpoint_id=fspath(folder))
         self.steps = content["steps"]
-        arrays = {name: self.device.to_host(tensor) for name, tensor in content["states"].items()}
-        for state in self._rank.states:
-            parts = [cut(piece, arrays[piece.tensor]) for piece in state.pieces]
-            self._rank.held[state.input] = self.device.hold(_joined(parts, self._rank.held[state.input]))
+        tensors = {name: Tensor(types[name], array=array_over(value)) for name, value in content["states"].items()}
+        self._take({
+            state.input: joined(state.pieces, tensors, self._rank.input_type(state.input))
+            for state in self._rank.states
+        })  # fmt: skip
 
     # --- evaluation ---
 
@@ -273,31 +285,29 @@ class Rank:
         without such a model."""
         if self._evaluation is None:
             raise OptionError("there is no model to evaluate", "load(folder, evaluation='step.eval.onnx')")
-        return self._evaluation(batch)
+        if self._evaluated is None:
+            whole = self._gathered(self._evaluation.states)
+            self._evaluated = {name: HeldInput(self.device.hold(array)) for name, array in whole.items()}
+        return self._evaluation(batch, self._evaluated)
 
 
 class _Evaluation:
-    """A model of the forward in evaluation mode, on the states of a rank."""
+    """A model of the forward in evaluation mode; ``states``: those of the source that it reads."""
 
     def __init__(self, rank: Rank, path: Path) -> None:
         graph = load_graph(path)
-        self._rank, self._states = rank, fed_states(graph, rank.manifest, str(path))
+        self._rank, self.states = rank, fed_states(graph, rank.manifest, str(path))
         self._types = {
             name: type for name, type in graph.inputs.items()
-            if name not in self._states and name not in graph.initializers
+            if name not in self.states and name not in graph.initializers
         }  # fmt: skip
         self._executor = Executor(plan_execution(graph, device=rank.device), rank.device.sessions())
-        self._fed: tuple[int, dict[str, HeldInput]] = (-1, {})
 
-    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
-        rank = self._rank
-        if self._fed[0] != rank.steps:
-            whole = gathered_states(rank.manifest, rank._engine, rank._rank.held, rank._rank.to_host, self._states)
-            self._fed = rank.steps, {name: HeldInput(rank.device.hold(array)) for name, array in whole.items()}
+    def __call__(self, batch: Batch, states: Mapping[str, HeldInput]) -> dict[str, torch.Tensor]:
         named = batch if isinstance(batch, Mapping) else dict(zip(self._types, batch, strict=True))
         types = sized(self._types, named)
-        fed = {name: HeldInput(rank._tensor(name, types[name], named[name])) for name in self._types}
-        return dict(self._executor.run({**self._fed[1], **fed}))
+        fed = {name: HeldInput(self._rank._tensor(name, types[name], named[name])) for name in self._types}
+        return dict(self._executor.run({**states, **fed}))
 
 
 def _mean(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -309,14 +319,3 @@ def _mean(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> to
         return stacked.mean()
     share = torch.stack([weight.reshape(()).to(stacked.dtype) for weight in weights])
     return torch.where(share != 0, stacked * share, 0).sum() / share.sum()
-
-
-def _joined(parts: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
-    """Pieces of a state in its type and shape on a rank."""
-    flat = tensor_over(np.concatenate([part.reshape(-1) for part in parts]))
-    return flat.to(like.dtype).reshape(like.shape)
-
-
-def _as_tensor(value: torch.Tensor) -> Tensor:
-    array = value.numpy()
-    return Tensor(TensorType(array.dtype.name, array.shape), array=array)

@@ -40,12 +40,13 @@ def initial_states(
             values[name] = stored[name].copied()
         else:
             type = next(graph.inputs[name] for graph in graphs.values() if name in graph.inputs)
-            values[name] = _joined(state.pieces, tensors, type)
+            values[name] = joined(state.pieces, tensors, type)
     return values
 
 
-def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorType) -> Array:
-    """Concatenate the tensor pieces of a state."""
+def joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorType) -> Array:
+    """The value of a state, of this type on a rank, from pieces of the source's ``tensors``. Raises InputError for a
+    missing tensor."""
     missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
     if missing is not None:
         raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")

@@ -61,7 +61,8 @@ class LoadedRank:
             raise RunError(f"there is no file {path}", "shard again, or copy it here")
         return load(path, own=True)
 
-    def _input(self, name: str) -> TensorType:
+    def input_type(self, name: str) -> TensorType:
+        """The type of a state or another input in the rank's files."""
         return next(graph.inputs[name] for graph in self.graphs.values() if name in graph.inputs)
 
     @property
@@ -77,7 +78,7 @@ class LoadedRank:
         the file ``state``."""
         computed: Mapping[str, Array] = {}
         if startup and self.record.startup is not None:
-            types = {state.input: self._input(state.input) for state in self.states}
+            types = {state.input: self.input_type(state.input) for state in self.states}
             computed = startup_values(self.folder / self.record.startup, types)
         return self.zeros | initial_states(self.states, self.graphs, state, computed)
 
@@ -87,7 +88,7 @@ class LoadedRank:
         raise_on_one_rank(self.engine, lambda: check_shared(self.folder, self.manifest, self.engine))
         check_calls(self.engine, self.mesh, self.graphs)
         if sync:
-            types = {state.input: self._input(state.input) for state in self.states}
+            types = {state.input: self.input_type(state.input) for state in self.states}
             take_from_first(self.engine, self.replicas, sync, self.device, self.held, types)
         check_equal(self.engine, self.replicas, self.held)
         plans = raise_on_one_rank(self.engine, self._plan)
