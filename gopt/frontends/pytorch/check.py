@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from gopt.errors import GoptError, UnsupportedError
-from gopt.frontends.pytorch.convert import array_of
 from gopt.frontends.pytorch.eager import NARROW
 from gopt.frontends.pytorch.eager_states import Arrays, EagerStates
 from gopt.frontends.pytorch.eager_steps import EagerSteps
@@ -28,6 +27,7 @@ from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor
 from gopt.runtime.float64 import Float64Graph
+from gopt.runtime.pytorch.tensors import array_over
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import widened
 from gopt.verification.compare import distance_of
@@ -163,8 +163,8 @@ def _compared(
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if scheduled:
             cache_feeds |= {name: eager.option(*option) for name, option in hyper.rates.items()}
-        feeds = {name: array_of(value) for name, value in batch.items()} | cache_feeds | carried
-        feeds |= {name: array_of(value) for name, value in zip(draw_names(len(draws)), numbers)}
+        feeds = {name: array_over(value) for name, value in batch.items()} | cache_feeds | carried
+        feeds |= {name: array_over(value) for name, value in zip(draw_names(len(draws)), numbers)}
         read = {name: feeds[name] for name in graph.inputs if name in feeds}
         if wide:
             read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}

@@ -27,6 +27,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
 from gopt.ir.model_file import refill
 from gopt.ir.tensor import Tensor
+from gopt.runtime.pytorch.tensors import array_over
 
 OPSET = 20
 _FOLDED = 1024
@@ -210,17 +211,7 @@ def with_values(
     graph = graph_of(model)
     for name, value in {**states, **constants}.items():
         if name in graph.inputs and not isinstance(value, FakeTensor):
-            graph.initializers[name] = Tensor(graph.inputs[name], array=array_of(value))
+            graph.initializers[name] = Tensor(graph.inputs[name], array=array_over(value))
     for name in constants:
         graph.inputs.pop(name, None)
     return graph
-
-
-def array_of(value: torch.Tensor) -> np.ndarray:
-    """A tensor as an array of the type."""
-    value = value.detach().contiguous()
-    if value.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return value.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return value.numpy()

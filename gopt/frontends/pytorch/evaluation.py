@@ -19,7 +19,7 @@ from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.functional_step import LOSS
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
 from gopt.frontends.pytorch.check import LIMITS, batches, output_distance
-from gopt.frontends.pytorch.convert import array_of, quiet, to_onnx, unread_inputs, with_values, without_inputs
+from gopt.frontends.pytorch.convert import quiet, to_onnx, unread_inputs, with_values, without_inputs
 from gopt.frontends.pytorch.eager import autocast
 from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps
@@ -36,6 +36,7 @@ from gopt.frontends.pytorch.states import Place, StateForm, find_places
 from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor
+from gopt.runtime.pytorch.tensors import array_over
 from gopt.runtime.session import SessionCache
 from gopt.text.sanitize import show
 
@@ -199,14 +200,14 @@ def _compare(graph: Graph, forward: _Forward, sampled: Sampled) -> None:
     generator = torch.Generator().manual_seed(forward.options.seed + 2)
     values = {cell.name: _disturbed(cell, generator) for cell in forward.places()}
     executor = Executor(graph, SessionCache())
-    fed = {name: array_of(value) for name, value in values.items() if name in graph.inputs}
+    fed = {name: array_over(value) for name, value in values.items() if name in graph.inputs}
     tried = batches(forward.recipe, 2) + [
         forward.resized(size, sampled).recipe.batch for size in OTHER_SIZES if sampled
     ]
     for batch in tried:
         with quiet(), on_attention_math():
             theirs = forward.values(values, batch)
-        batch_feeds = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
+        batch_feeds = {name: array_over(value) for name, value in batch.items() if name in graph.inputs}
         mine = executor.run(batch_feeds | fed)
         for name, value in theirs.items():
             _check(name, mine[name], value, LIMITS[forward.options.autocast].loss)
@@ -221,7 +222,7 @@ def _disturbed(cell: Place, generator: torch.Generator) -> torch.Tensor:
 
 
 def _check(name: str, mine: np.ndarray, theirs: torch.Tensor, limit: float) -> None:
-    difference, size = output_distance(mine, eager := array_of(theirs.double()))
+    difference, size = output_distance(mine, eager := array_over(theirs.double()))
     if name == LOSS and not np.isfinite(eager).all():
         raise UnsupportedError(
             "the loss of eager PyTorch in evaluation mode is not a number: nothing can be compared",

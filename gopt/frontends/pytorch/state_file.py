@@ -16,6 +16,7 @@ from gopt.frontends.pytorch.module_record import scheduler_state
 from gopt.frontends.pytorch.tracing import BACKOFF, EPOCH, GROWTH, INTERVAL
 from gopt.ir.tensor import Tensor
 from gopt.offline.state_values import StateDict, StepValues, new_file, put_new
+from gopt.runtime.pytorch.tensors import tensor_over
 from gopt.runtime.training.schedules import default_schedule
 from gopt.text.sanitize import show
 
@@ -74,12 +75,7 @@ class _Values(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._held:
             raise InputError(f"{show(name)} has no value", "merge a checkpoint, or a folder with values")
-        array = np.array(self._held[name].numpy())  # its own memory
-        narrow = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
-        if array.dtype.name not in narrow:
-            return torch.from_numpy(array)
-        bits = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
-        return bits.view(narrow[array.dtype.name])
+        return tensor_over(np.array(self._held[name].numpy()))  # its own memory
 
     def __iter__(self) -> Any:
         return iter(self._held)

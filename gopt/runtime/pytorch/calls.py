@@ -37,27 +37,20 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 @dataclass(frozen=True, slots=True)
 class GroupCall:
-    """A rank's side of a call. ``members``: the ranks of the group, in group order."""
+    """A rank's side of a call. ``members``: the ranks of the group, in group order; ``device``: of tensors
+    that it makes."""
 
     attributes: Any
     inputs: Tensors
     group: Any
     members: tuple[int, ...]
     rank: int
+    device: torch.device
 
     @property
     def index(self) -> int:
         """The place of this rank in the group."""
         return self.members.index(self.rank)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors of a call without operands are to be."""
-        return self.inputs[0].device if self.inputs else torch.device(_device_of(self.group))
-
-
-def _device_of(group: Any) -> str:
-    return "cuda" if "nccl" in dist.get_backend(group) else "cpu"
 
 
 def flat(tensors: Tensors) -> torch.Tensor:

@@ -95,7 +95,9 @@ class TorchEngine:
         what = f"call {index} ({node.op_type} over {group})"
         with named(what):
             attributes = COLLECTIVES[node.op_type].resolve(node.attributes)
-            call = GroupCall(attributes, inputs, self._groups[group], self._mesh.members(group, self.rank), self.rank)
+            call = GroupCall(
+                attributes, inputs, self._groups[group], self._mesh.members(group, self.rank), self.rank, self._device
+            )
             return StartedCall(self.watchdog, what, START[node.op_type](call))
 
 

@@ -259,15 +259,20 @@ def _sum(model) -> None:
         next(entry for entry in node.attribute if entry.name == "reduce").s = b"sum"
 
 
+def checked_edit(name, ranks, edit, tmp_path):
+    """What the checker says of a folder whose ranks were edited, so that the prover does not prove it."""
+    (fixture, options), out = FOLDERS[name], tmp_path / "out"
+    assert main(["shard", str(FIXTURES / f"{fixture}.onnx"), *options, "-o", str(out), "-q"]) == 0
+    for rank in range(ranks):
+        edit_rank(out, rank, edit)
+    prover = Prover(folder_relation(out))
+    assert not prover.run().proven
+    return check(out, CertificateWriter(out, prover).text())
+
+
 def test_ranks_that_differ_are_noticed_without_the_verdict(certified, tmp_path):
     """The writer is told that all is proven, and the checker says which value does not follow."""
-    fixture, options = FOLDERS["adam"]
-    assert main(["shard", str(FIXTURES / f"{fixture}.onnx"), *options, "-o", str(tmp_path / "out"), "-q"]) == 0
-    for rank in range(4):
-        edit_rank(tmp_path / "out", rank, _sum)
-    prover = Prover(folder_relation(tmp_path / "out"))
-    assert not prover.run().proven
-    result = check(tmp_path / "out", CertificateWriter(tmp_path / "out", prover).text())
+    result = checked_edit("adam", 4, _sum, tmp_path)
     assert result.exit_code == 1 and result.fault.program == "rank 0"
 
 
@@ -281,14 +286,7 @@ def _local(model) -> None:
 
 
 def test_a_reduction_that_is_missing_is_noticed(tmp_path):
-    fixture, options = FOLDERS["tensor"]
-    assert main(["shard", str(FIXTURES / f"{fixture}.onnx"), *options, "-o", str(tmp_path / "out"), "-q"]) == 0
-    for rank in range(2):
-        edit_rank(tmp_path / "out", rank, _local)
-    prover = Prover(folder_relation(tmp_path / "out"))
-    assert not prover.run().proven
-    result = check(tmp_path / "out", CertificateWriter(tmp_path / "out", prover).text())
-    assert result.exit_code == 1
+    assert checked_edit("tensor", 2, _local, tmp_path).exit_code == 1
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
