@@ -9,6 +9,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
+from gopt.records.mesh import Mesh
 from gopt.tensor_parallel.builder import PASS, inner
 
 
@@ -19,6 +20,7 @@ class LoweringContext:
     coordinates: Mapping[str, int]
     present: Set[str]
     types: Mapping[str, TensorType]
+    mesh: Mesh
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class Lowered:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     alias: str = ""
+    absent: bool = False
+    """The rank does not have the result."""
 
 
 def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
 from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankState, ShardRange
-from gopt.records.placements import Sharding
+from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
 
 LONGEST_BLOCK = 8192
@@ -73,6 +73,8 @@ class Specialiser:
                 nodes += self._own(at, item)
         self._close(at, nodes)
         for name, type, sharding in self._locals:
+            if any(isinstance(part, OnMember) and not part.covers(at.coordinates[axis]) for axis, part in sharding.by_axis):
+                continue
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:
             self._add_functions(at)
@@ -101,12 +103,17 @@ class Specialiser:
         if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
             return self._broadcast(at, node)
         if node.domain == SPMD:
-            lowered = LOWERED[node.op_type](node, LoweringContext(at.coordinates, at.present, self.program.graph.types))
+            if not at.alias.keys().isdisjoint(node.inputs):
+                node = _with(node, [at.alias.get(name, name) for name in node.inputs])
+            context = LoweringContext(at.coordinates, at.present, self.program.graph.types, self.program.mesh)
+            lowered = LOWERED[node.op_type](node, context)
             at.out.constants.update(lowered.constants)
             at.out.types.update(lowered.types)
             if lowered.alias:
                 at.alias[node.outputs[0]] = lowered.alias
             nodes = self._variant((node, lowered.variant), lowered.nodes)
+            if lowered.absent:
+                return nodes
         else:
             if at.alias.keys().isdisjoint(node.inputs):
                 nodes = (node,)
@@ -220,9 +227,9 @@ def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
 
 
 def _local_values(program: SpmdProgram, phase: LoweredPhase) -> Iterator[tuple[str, TensorType, Sharding]]:
-    """Values of common nodes with a different part on each rank."""
+    """Values with a different part on each rank, of nodes that do not run on parts of buckets."""
     for node in phase.graph.nodes:
-        if not node.sharding.by_axis and node.domain != SPMD:
+        if node.sharding.flat is None and node.domain != SPMD:
             for name in node.outputs:
                 if name in program.sharded:
                     yield name, phase.graph.types[name], program.sharded[name]
@@ -254,7 +261,7 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
 def _with(node: Node, inputs: list[str]) -> Node:
     renamed = Node(
         node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
-        made_by=node.made_by,
+        made_by=node.made_by, sharding=node.sharding,
     )  # fmt: skip
     renamed.phase = node.phase
     return renamed
