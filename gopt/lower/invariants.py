@@ -17,7 +17,6 @@ from gopt.records.boxes import Box, all_boxes, box_elements
 from gopt.records.pass_facts import Figure
 from gopt.spmd.program import SpmdProgram
 
-
 TRANSFERS = tuple(name for name, record in COLLECTIVES.items() if record.pairwise)
 
 

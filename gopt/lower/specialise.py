@@ -73,7 +73,8 @@ class Specialiser:
                 nodes += self._own(at, item)
         self._close(at, nodes)
         for name, type, sharding in self._locals:
-            if any(isinstance(part, OnMember) and not part.covers(at.coordinates[axis]) for axis, part in sharding.by_axis):
+            owners = [(axis, part) for axis, part in sharding.by_axis if isinstance(part, OnMember)]
+            if not all(part.covers(at.coordinates[axis]) for axis, part in owners):
                 continue
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:

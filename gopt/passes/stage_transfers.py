@@ -113,7 +113,7 @@ class _StagePlacement:
         """The id of each node that draws, and of those that read only what such nodes draw -> its stage: the earliest
         that reads the result, since a value is drawn once."""
         drawn: set[str] = set()
-        stages = {name: home for name, home in self.home.items()}
+        stages = dict(self.home)
         nodes = []
         for node in self.graph.nodes:
             read = [stages[name] for name in node.reads if name in stages]

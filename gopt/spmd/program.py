@@ -74,8 +74,9 @@ class Accumulator:
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
     def present(self, coordinates: Mapping[str, int]) -> bool:
-        """Return whether a rank has the sum. Every member of a bucket's axis has a part of it, perhaps an empty part."""
-        return all(isinstance(part, FlatShard) or part.covers(coordinates[axis]) for axis, part in self.sharding.by_axis)
+        """Return whether a rank has the sum. Every member of a bucket's axis has a part, perhaps an empty part."""
+        parts = self.sharding.by_axis
+        return all(isinstance(part, FlatShard) or part.covers(coordinates[axis]) for axis, part in parts)
 
     def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
         """The type on a rank."""

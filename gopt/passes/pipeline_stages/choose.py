@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from gopt.analysis.flops import flops_of
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
@@ -109,7 +109,7 @@ def _best_cuts(before: Sequence[int], crossing: Sequence[int], stages: int) -> l
     """Where stages begin, as positions of ``crossing``: least bytes across, among cuts with no stage above the least
     possible cost times ``SLACK``. ``before``: cost in front of each position, and the total."""
     runs = len(crossing)
-    low, high = max(max(b - a for a, b in zip(before, before[1:])), -(-before[-1] // stages)), before[-1]
+    low, high = max(max(b - a for a, b in pairwise(before)), -(-before[-1] // stages)), before[-1]
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if _stages_needed(before, middle) <= stages else (middle + 1, high)
