@@ -18,9 +18,10 @@ from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
-from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankState, ShardRange
+from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankSaved, RankState, ShardRange
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.stage_plan import PIPELINE
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
@@ -94,6 +95,14 @@ class Specialiser:
                 type = summed.local_type(at.coordinates)
                 at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
                 at.out.types[summed.input] = type
+        for name, members in self.phase.saved.items():
+            if at.coordinates[PIPELINE] in members:
+                sharding, type = self.program.sharded.get(name), self.phase.graph.types[name]
+                if sharding is not None:
+                    type = TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates))
+                at.out.saved.append(RankSaved(name, type))
+                if name in self.phase.graph.inputs:
+                    at.present.add(name)
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Return the rank's nodes for a node differing between ranks."""

@@ -9,12 +9,17 @@ from gopt.tensor_parallel.builder import PASS
 
 
 def transfer(node: Node, context: LoweringContext) -> Lowered:
-    """Send the value to the target, or to all others; receive it there."""
+    """Send the value to the target, or to all others; receive it there.
+
+    Of a transfer to all in two halves, later stages receive in the first, and hand the value on in the second.
+    """
     group, source, target = str(node.attributes["group"]), node.attributes["source"], node.attributes["target"]
-    member, (value,), (output,) = context.coordinates[group], node.inputs, node.outputs
-    mesh = context.mesh
-    targets = [target] if target >= 0 else [at for at in range(mesh.size(group)) if at != source]
-    if member != source and member not in targets:
+    member, value, output, mesh = context.coordinates[group], node.inputs[0], node.outputs[0], context.mesh
+    half = node.attributes.get("half", "")
+    others = [at for at in range(mesh.size(group)) if at != source]
+    targets = [target] if target >= 0 else [at for at in others if not half or (at > source) is (half == "forward")]
+    hands_on = half == "backward" and member > source
+    if not (member == source or member in targets or hands_on):
         return Lowered("elsewhere", list, absent=True)
 
     def rank_at(peer: int) -> int:
@@ -26,14 +31,17 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
         made.phase = node.phase
         return made
 
+    if hands_on:
+        return Lowered("hands on", lambda: [make(node, "Identity", [node.inputs[1]], output)])
     if member == source:
         peers = tuple(map(rank_at, targets))
+        shows = target < 0 and half != "forward"
 
         def sends() -> list[Node]:
-            own = [make(node, "Identity", [value], output)] if target < 0 else []
+            own = [make(node, "Identity", [value], output)] if shows else []
             return [*(call("Send", [value], [], peer) for peer in peers), *own]
 
-        return Lowered(("send", *peers), sends, absent=target >= 0)
+        return Lowered(("send", *peers), sends, absent=not shows)
     peer = rank_at(source)
     type = context.types[output]
     dims = node.sharding.local_shape(type.dims, context.coordinates)

@@ -10,6 +10,8 @@ from gopt.records.placements import OnMember, Sharding
 
 PIPELINE = "pp"
 """The axis of the mesh whose members are stages."""
+TRANSFER = "Transfer"
+"""The layout operator that sends a value from a stage to another, or to all (``target`` -1)."""
 
 
 @dataclass(frozen=True, slots=True)
