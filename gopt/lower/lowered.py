@@ -13,6 +13,9 @@ from gopt.records.mesh import Mesh
 from gopt.tensor_parallel.builder import PASS, inner
 
 
+ONE_RANK = Mesh((("dp", 1),))
+
+
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
     """Context of a layout operator on a rank: coordinates, available values, types."""
@@ -20,7 +23,7 @@ class LoweringContext:
     coordinates: Mapping[str, int]
     present: Set[str]
     types: Mapping[str, TensorType]
-    mesh: Mesh
+    mesh: Mesh = ONE_RANK
 
 
 @dataclass(slots=True)
