@@ -10,8 +10,8 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.records.mesh import Mesh
+from gopt.records.placements import Sharding
 from gopt.tensor_parallel.builder import PASS, inner
-
 
 ONE_RANK = Mesh((("dp", 1),))
 
@@ -24,6 +24,8 @@ class LoweringContext:
     present: Set[str]
     types: Mapping[str, TensorType]
     mesh: Mesh = ONE_RANK
+    sharded: Mapping[str, Sharding] = field(default_factory=dict)
+    """Values of which ranks have parts."""
 
 
 @dataclass(slots=True)

@@ -115,7 +115,8 @@ class Specialiser:
         if node.domain == SPMD:
             if not at.alias.keys().isdisjoint(node.inputs):
                 node = _with(node, [at.alias.get(name, name) for name in node.inputs])
-            context = LoweringContext(at.coordinates, at.present, self.program.graph.types, self.program.mesh)
+            program = self.program
+            context = LoweringContext(at.coordinates, at.present, program.graph.types, program.mesh, program.sharded)
             lowered = LOWERED[node.op_type](node, context)
             at.out.constants.update(lowered.constants)
             at.out.types.update(lowered.types)

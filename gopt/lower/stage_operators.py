@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
+from gopt.ir.types import TensorType
 from gopt.lower.lowered import Lowered, LoweringContext, make
+from gopt.records.placements import FULLY_REPLICATED
 from gopt.tensor_parallel.builder import PASS
 
 
@@ -43,7 +45,9 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
 
         return Lowered(("send", *peers), sends, absent=not shows)
     peer = rank_at(source)
-    type = context.types[output]
-    dims = node.sharding.local_shape(type.dims, context.coordinates)
-    attributes = {"dtype": type.dtype, "shapes": [format_shape(dims)]}
-    return Lowered(("receive", peer, dims), lambda: [call("Recv", [], [output], peer, **attributes)])
+    type, sharding = context.types[output], context.sharded.get(output, FULLY_REPLICATED)
+    local = TensorType(type.dtype, sharding.local_shape(type.dims, context.coordinates))
+    attributes = {"dtype": local.dtype, "shapes": [format_shape(local.dims)]}
+    receive = Lowered(("receive", peer, local), lambda: [call("Recv", [], [output], peer, **attributes)])
+    receive.types[output] = local
+    return receive

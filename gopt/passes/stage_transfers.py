@@ -13,7 +13,7 @@ from gopt.ir.graph import SPMD, Node
 from gopt.ir.node_kinds import draws
 from gopt.ir.phase import complete_phases
 from gopt.ir.rewriter import GraphRewriter
-from gopt.operators.kinds import MAY_DRAW
+from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.passes.base import Pass
 from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.records.placements import FULLY_REPLICATED, Sharding
@@ -34,9 +34,9 @@ def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> Pass
     """Place the nodes of a pipeline on its stages by data flow; send what other stages read, once for each.
 
     Requires: the pass pipeline, and all passes that emit updates. A node of the forward goes to the latest stage of its
-    operands, a node of the backward to the earliest stage of the gradients that it reads, or an earlier one that has
-    all its other operands, a node of the update to the stage that has most of what it reads. Nodes of inputs and
-    constants alone run on all stages. On the wire: each value once for each other stage that reads it.
+    operands, a node of the backward to the latest stage that has all of them, or else to the earliest of theirs, a node
+    of the update to the stage that has most of what it reads. Nodes of inputs and constants alone run on all stages. On
+    the wire: each value once for each other stage that reads it; views of it are made there again.
     """
     if program.stages is None:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
@@ -165,20 +165,14 @@ class _StagePlacement:
         homes = [self.home[name] for name in read]
         if node.phase is not Phase.BACKWARD:
             return max(homes)
-        flowing = [self.home[name] for name in read if self._phases[name] is Phase.BACKWARD]
-        common = set(range(self.plan.stages))
-        for name in read:
-            common.intersection_update(self.names[name] if self._phases[name] is not Phase.BACKWARD else common)
-        most = min(flowing, default=self.plan.stages - 1)
-        due = self._gradients.get(node.outputs[0])
-        if flowing and due is not None and due <= most:
-            return due
-        return max((stage for stage in common if stage <= most), default=most if flowing else max(homes))
+        common = set.intersection(*map(self._stages_with, read))
+        stage, due = max(common, default=min(homes)), self._gradients.get(node.outputs[0])
+        return due if due is not None and due < stage else stage
 
     def _put(self, node: Node, stage: int, read: Sequence[str]) -> None:
         """Run a node on a stage alone, on values that are sent there."""
         for name in read:
-            here = self.names[name].get(stage) or self._send(name, stage, node)
+            here = self._fetch(name, stage, node)
             if here != name:
                 if name in node.captures:
                     raise UnsupportedError(
@@ -212,6 +206,36 @@ class _StagePlacement:
         self.home[name], self._phases[name] = stage, phase
         self.names[name] = {stage: name}
 
+    def _viewed(self, name: str) -> str:
+        """The value of which ``name`` is a view or a transpose by a node of the step, or ''."""
+        node = self._producers.get(name)
+        if node is None or node.source is None or not node.is_in(MOVES) or node.inputs[0] not in self.names:
+            return ""
+        return node.inputs[0] if self.names.keys().isdisjoint(node.inputs[1:]) else ""
+
+    def _stages_with(self, name: str) -> set[int]:
+        """The stages that have a value, or can make it without a transfer."""
+        stages = set(self.names[name])
+        while name := self._viewed(name):
+            stages.update(self.names[name])
+        return stages
+
+    def _fetch(self, name: str, stage: int, reader: Node) -> str:
+        """The name of a value on a stage; a view of a value is made again there, of what is sent once."""
+        if stage in self.names[name]:
+            return self.names[name][stage]
+        operand = self._viewed(name)
+        if not operand:
+            return self._send(name, stage, reader)
+        inner, node = self._fetch(operand, stage, reader), self._producers[name]
+        result = f"{PREFIX}.{name}.stage{stage}"
+        sharding = self._on(stage, self._off(node.sharding))
+        copy = self.rewriter.repeat(node, [inner, *node.inputs[1:]], {result: self.graph.types[name]}, sharding)
+        copy.name, copy.encoded, copy.source = node.name, node.encoded, node.source
+        copy.made_by, copy.phase = node.made_by, node.phase
+        self.names[name][stage] = result
+        return result
+
     def _send(self, name: str, stage: int, reader: Node) -> str:
         """Send a value to a stage; returns its name there."""
         home, result = self.home[name], f"{PREFIX}.{name}.stage{stage}"
@@ -224,6 +248,14 @@ class _StagePlacement:
                     "let stages follow the order in which the forward reads parameters: pipeline{stages=...}",
                 )
             phase = reader.phase or Phase.UPDATE
+        if stage > home and phase is Phase.BACKWARD:
+            phase = reader.phase or Phase.UPDATE
+            if phase is not Phase.UPDATE or self.program.micro_steps > 1:
+                raise UnsupportedError(
+                    f"{reader.op_type} {reader.label!r} on pipeline stage {stage} reads {show(name)}, which the "
+                    f"backward makes on the earlier stage {home}",
+                    "move the cut with pipeline{stages=...}, or leave out --accumulate",
+                )
         maker = self._producers.get(self.names[name][home])
         self._transfer(self.names[name][home], result, home, stage, maker, phase, before=reader)
         self.names[name][stage] = result
