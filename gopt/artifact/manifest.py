@@ -270,8 +270,8 @@ class RankEntry:
     @property
     def inputs(self) -> list[str]:
         """The inputs of the rank's files with its own states and accumulators."""
-        items = (*self.state, *self.accumulators)
-        return [item.input for item in items] + [value.name for value in self.saved]
+        names = [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
+        return names + [value.name for value in self.saved]
 
 
 @dataclass(frozen=True, slots=True)

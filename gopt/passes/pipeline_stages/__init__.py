@@ -35,7 +35,7 @@ def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
     training = program.source
     stages = parameter_stages(training, members, options.stages)
     parameters = Counter(stages[state.tensor] for state in training.parameters if state.tensor in stages)
-    check_stages({str(stage): stage for stage in parameters}, members)
+    check_stages(parameters, members)
     program.stages = StagePlan(program.mesh, tuple(range(members)), stages)
     elements = Counter[int]()
     for state in training.parameters:

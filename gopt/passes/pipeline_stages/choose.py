@@ -6,7 +6,7 @@ Every other node follows: the forward goes to the latest stage of its operands, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 
@@ -15,7 +15,6 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.spmd.stage_plan import PIPELINE
-from gopt.text.sanitize import show
 from gopt.text.suggestions import did_you_mean
 
 SLACK = 1.05
@@ -63,6 +62,12 @@ def _matched(names: Sequence[str], stages: int, patterns: str) -> dict[str, int]
     result, current = {}, 0
     for name in names:
         found = [stage for stage, group in enumerate(groups) if any(fnmatchcase(name, item) for item in group)]
+        if found and found[0] < current:
+            raise OptionError(
+                f"pipeline: {name!r} is of stage {found[0]}, and the forward reads it behind parameters of stage "
+                f"{current}",
+                "give the stages in the order in which the forward reads their parameters",
+            )
         current = result[name] = found[0] if found else current
     return result
 
@@ -160,8 +165,8 @@ def _statistics(training: TrainingGraph, chosen: Mapping[str, int]) -> dict[str,
     return {name: stage_of[updated] for name, updated in statistics.items() if updated in stage_of}
 
 
-def check_stages(stages: Mapping[str, int], count: int) -> None:
-    """Raise OptionError for a stage without a parameter."""
-    empty = next((stage for stage in range(count) if stage not in stages.values()), None)
+def check_stages(used: Container[int], count: int) -> None:
+    """Raise OptionError for a stage without a parameter; ``used``: the stages that have some."""
+    empty = next((stage for stage in range(count) if stage not in used), None)
     if empty is not None:
-        raise OptionError(f"pipeline: stage {show(str(empty))} has no parameter", "give each stage at least one")
+        raise OptionError(f"pipeline: stage {empty} has no parameter", "give each stage at least one")

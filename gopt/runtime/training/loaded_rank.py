@@ -120,7 +120,7 @@ class LoadedRank:
         """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
         inputs, saved = self.graphs[phase].inputs, self._saved.get(turn, {})
         taken = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
-        results = self.programs[phase].advance(self.held, {**feeds, **taken} if taken else feeds, calls)
+        results = self.programs[phase].advance(self.held, dict[str, Any](feeds) | taken if taken else feeds, calls)
         for name in taken:
             del saved[name]
         for value in self.record.saved:

@@ -174,7 +174,7 @@ class Sweep:
             groups[id(members)] = members, groups.get(id(members), (members, 0))[1] + 1
         ready = [members for members, count in groups.values() if count == len(members)]
         if not ready:
-            rank, node = min(waiting.items(), key=lambda item: (item[1].op_type in PAIRWISE, item[0]))
+            rank, node = min(waiting.items(), key=lambda item: (item[1].op_type not in PAIRWISE, item[0]))
             if node.op_type in PAIRWISE:
                 what = f"Recv over {node.attributes['group']}, which rank {node.attributes['peer']} never sends"
                 raise UnpairedCall(rank, node, what, "a Send of the same tag")
