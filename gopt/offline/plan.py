@@ -24,7 +24,7 @@ from gopt.spmd.traffic import calls_of
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
 PARTITIONS = ("flat", "rows", "whole")
-_FIXED = 1
+_FIXED = 2
 """So many passes of the default pipeline, from its beginning, do the same for every choice: ``tensor-parallel``."""
 
 

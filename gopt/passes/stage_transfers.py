@@ -150,7 +150,7 @@ class _StagePlacement:
 
     @cached_property
     def _sum_of(self) -> dict[str, str]:
-        """What the update leaves of a sum over micro-steps -> the sum."""
+        """A sum over micro-steps as the update leaves it -> the sum."""
         return {accumulator.output: accumulator.input for accumulator in self.program.accumulators}
 
     def _stage(self, node: Node, read: Sequence[str]) -> int:

@@ -476,5 +476,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "a part of the gradient check, tested by wrong gradients", "verification/test_gradient_check.py",
     ),
     # --- the core ---
+    **_each(
+        "passes.pipeline_stages.choose passes.stage_transfers lower.stage_operators spmd.stage_plan",
+        "stages of a pipeline, tested by the steps of their ranks", "passes/test_pipeline_stages.py",
+    ),
     **_each("lower.phases", "files of accumulating steps", "passes/test_passes_shard.py", "numeric/test_fixtures.py"),
 }  # fmt: skip

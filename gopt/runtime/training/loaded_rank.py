@@ -40,9 +40,9 @@ class LoadedRank:
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.micro_steps = max(times for _, times in self.phases)
         self.actions = [(phase, turn) for phase, times in self.phases for turn in range(times)]
-        """What the rank runs in a step, in order: a phase, and the number of its micro-step."""
+        """The runs of a step in order: a phase, and the number of its micro-step."""
         self._saved: dict[int, dict[str, Any]] = {}
-        """Micro-step -> what its forward left for its backward."""
+        """Micro-step -> the values that its forward left for its backward."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
