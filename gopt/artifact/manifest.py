@@ -195,10 +195,11 @@ class LocalAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class SavedValue:
-    """A value of a micro-batch that a rank carries from one file to a later one."""
+    """A value of a micro-batch carried from an earlier file of a rank to a later file."""
 
     name: str
-    """A file of the rank returns the value as the output of this name, and a later one reads it as the input."""
+    """An earlier file of the rank returns the value as the output of this name, and a later file reads the input of
+    this name."""
     dtype: str
     """The elements of the value have this type."""
     shape: Shape | None

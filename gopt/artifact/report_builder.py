@@ -113,8 +113,8 @@ def _notes(program: SpmdProgram) -> list[str]:
     if program.mesh.ranks > elements:
         notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
     if program.mesh.data_ranks > 1 and not program.mesh.shard_axis:
-        held = "all of them" if program.stages is None else "all of its pipeline stage"
-        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds {held}, at any stage")
+        states = "all of them" if program.stages is None else "all of its pipeline stage"
+        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds {states}, at any stage")
     used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
     for name, size in program.mesh.axes:
         if size > 1 and name not in used and not (name == PIPELINE and program.stages is not None):

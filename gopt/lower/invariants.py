@@ -171,8 +171,8 @@ def _transfers(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
                 ends = (rank.rank, peer) if node.op_type == "Send" else (peer, rank.rank)
                 (sent if node.op_type == "Send" else received)[rank.phase.name, *ends].append(node)
     for phase, source, target in {**sent, **received} if len(numbers) == program.mesh.ranks else ():
-        one, other = (dict_of.get((phase, source, target), []) for dict_of in (sent, received))
-        tags = [[node.attributes["tag"] for node in nodes] for nodes in (one, other)]
+        calls_at = [table.get((phase, source, target), []) for table in (sent, received)]
+        tags = [[node.attributes["tag"] for node in nodes] for nodes in calls_at]
         if tags[0] != tags[1]:
             raise InvariantError(
                 f"rank {source} sends rank {target} values of tags {tags[0]}, and it receives {tags[1]}"

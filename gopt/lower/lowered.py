@@ -25,7 +25,7 @@ class LoweringContext:
     types: Mapping[str, TensorType]
     mesh: Mesh = ONE_RANK
     sharded: Mapping[str, Sharding] = field(default_factory=dict)
-    """Values of which ranks have parts."""
+    """The shardings of values that ranks have parts of."""
 
 
 @dataclass(slots=True)

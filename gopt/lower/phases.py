@@ -19,15 +19,15 @@ from gopt.text.sanitize import show
 
 STEP, MICRO, UPDATE = "step", "micro", "update"
 FORWARD, BACKWARD = "forward", "backward"
-"""The two parts of a micro-step on stages of a pipeline: a schedule says when a stage runs which."""
+"""The two parts of a micro-step on stages of a pipeline: a schedule orders the parts of all micro-steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredPhase:
     """A file of every rank: the number of runs in a step, and the graph.
 
-    ``saved``: values of a micro-batch that the phase leaves for a later one, or takes from an earlier one -> the
-    members of the pipeline's axis that have it.
+    ``saved``: values of a micro-batch left for a later phase, or taken from an earlier phase -> the members of the
+    pipeline's axis with the value.
     """
 
     name: str
@@ -57,8 +57,8 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
 
 
 def _forward_and_backward(program: SpmdProgram, micro: Mapping[str, str]) -> list[LoweredPhase]:
-    """A micro-step in two phases. What the backward reads of the forward is saved; values that all stages have are
-    computed again."""
+    """A micro-step in two phases. The backward reads saved values of the forward; values on all stages are computed
+    again."""
     needed, behind = set(micro.values()), set[str]()
     nodes: list[Node] = []
     for node in reversed(program.graph.nodes):
@@ -70,10 +70,10 @@ def _forward_and_backward(program: SpmdProgram, micro: Mapping[str, str]) -> lis
     late: list[Node] = []
     for node in reversed(nodes):
         if id(node) not in moving and (node.phase is Phase.BACKWARD or not behind.isdisjoint(node.reads)):
-            made = behind.isdisjoint(node.reads)
+            in_forward = behind.isdisjoint(node.reads)
             behind.update(node.outputs)
             if node.op_type == TRANSFER and node.attributes["target"] < 0:
-                ahead, node = _to_all(program, node, made=made)
+                ahead, node = _to_all(program, node, in_forward=in_forward)
                 early += ahead
             late.append(node)
         else:
@@ -89,14 +89,16 @@ def _forward_and_backward(program: SpmdProgram, micro: Mapping[str, str]) -> lis
             f"the backward reads the running statistic {show(moved)}, which later micro-batches move before it runs",
             "leave out --accumulate, or the axis pp",
         )
-    kept = {name: name for name in backward.saved} | {n: value for n, value in micro.items() if n not in results}
-    assert early_names.issuperset(kept.values())
-    forward = _phase(program, FORWARD, program.micro_steps, kept, early)
+    results_early = {name: name for name in backward.saved} | {
+        n: value for n, value in micro.items() if n not in results
+    }
+    assert early_names.issuperset(results_early.values())
+    forward = _phase(program, FORWARD, program.micro_steps, results_early, early)
     return [replace(forward, saved=backward.saved), backward]
 
 
 def _moving(program: SpmdProgram, nodes: Iterable[Node], micro: Mapping[str, str]) -> set[int]:
-    """The ids of the nodes that move running statistics: they run in the forward, one micro-batch behind the other.
+    """The ids of the nodes behind running statistics: nodes of the forward, where micro-batches run in order.
     ``nodes``: from the last to the first. Raises UnsupportedError for a statistic of the backward."""
     states = {state.output for state in program.states}
     needed = {value for output, value in micro.items() if output in states}
@@ -113,15 +115,15 @@ def _moving(program: SpmdProgram, nodes: Iterable[Node], micro: Mapping[str, str
     return moving
 
 
-def _to_all(program: SpmdProgram, node: Node, *, made: bool) -> tuple[list[Node], Node]:
-    """A transfer to all stages in two halves: later stages receive in the forward, if the value is ``made`` there, and
-    earlier ones in the backward."""
+def _to_all(program: SpmdProgram, node: Node, *, in_forward: bool) -> tuple[list[Node], Node]:
+    """A transfer to all stages in two halves: later stages receive in the forward, earlier stages in the backward.
+    ``in_forward``: the forward makes the value."""
     plan = program.stages
     assert plan is not None
     source = plan.placement.index(node.attributes["source"])
     if source == plan.stages - 1:
         return [], node
-    if not made:
+    if not in_forward:
         raise UnsupportedError(
             f"{show(node.outputs[0])} is made by the backward of pipeline stage {source}, and later stages show it too",
             "leave the output out of the model, or leave out --accumulate",
@@ -145,8 +147,8 @@ def _members(program: SpmdProgram, node: Node) -> tuple[int, ...]:
             return (target,)
         placement = program.stages.placement if program.stages is not None else ()
         return placement[placement.index(source) + 1 :]
-    place = node.sharding.on(PIPELINE)
-    return (place.member,) if isinstance(place, OnMember) else ()
+    stage = node.sharding.on(PIPELINE)
+    return (stage.member,) if isinstance(stage, OnMember) else ()
 
 
 def _phase(

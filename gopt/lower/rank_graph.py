@@ -53,7 +53,7 @@ class RankAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class RankSaved:
-    """A value of a micro-batch that a phase leaves on a rank for a later phase: an output there, and an input here."""
+    """A value of a micro-batch left on a rank for a later phase: an output, and there an input."""
 
     input: str
     type: TensorType

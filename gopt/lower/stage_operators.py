@@ -29,9 +29,9 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
 
     def call(op_type: str, inputs: list[str], outputs: list[str], peer: int, **attributes: object) -> Node:
         attributes = {"group": group, "peer": peer, "tag": node.attributes["tag"], **attributes}
-        made = Node(op_type, inputs, outputs, domain=COMM, attributes=attributes, made_by=node.made_by or PASS)
-        made.phase = node.phase
-        return made
+        node_on_rank = Node(op_type, inputs, outputs, domain=COMM, attributes=attributes, made_by=node.made_by or PASS)
+        node_on_rank.phase = node.phase
+        return node_on_rank
 
     if hands_on:
         return Lowered("hands on", lambda: [make(node, "Identity", [node.inputs[1]], output)])
@@ -40,8 +40,8 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
         shows = target < 0 and half != "forward"
 
         def sends() -> list[Node]:
-            own = [make(node, "Identity", [value], output)] if shows else []
-            return [*(call("Send", [value], [], peer) for peer in peers), *own]
+            shown = [make(node, "Identity", [value], output)] if shows else []
+            return [*(call("Send", [value], [], peer) for peer in peers), *shown]
 
         return Lowered(("send", *peers), sends, absent=not shows)
     peer = rank_at(source)

@@ -31,12 +31,12 @@ class StageTransferOptions(PassOptions):
 
 
 def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> PassResult:
-    """Place the nodes of a pipeline on its stages by data flow; send what other stages read, once for each.
+    """Place the nodes of a pipeline on stages by data flow; send values to the other stages with a reader, once each.
 
-    Requires: the pass pipeline, and all passes that emit updates. A node of the forward goes to the latest stage of its
-    operands, a node of the backward to the latest stage that has all of them, or else to the earliest of theirs, a node
-    of the update to the stage that has most of what it reads. Nodes of inputs and constants alone run on all stages. On
-    the wire: each value once for each other stage that reads it; views of it are made there again.
+    Requires: the pass pipeline, and all passes that emit updates. A node of the forward goes to the latest stage of
+    the operands, a node of the backward to the latest stage with all operands, or else to the earliest stage of an
+    operand, a node of the update to the stage with most bytes of the operands. Nodes of inputs and constants alone run
+    on all stages. On the wire: each value once for each other stage that reads it; views are made there again.
     """
     if program.stages is None:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
@@ -49,8 +49,8 @@ def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> Pass
 
 
 class _StagePlacement:
-    """A sweep over a program. ``names``: value -> its name on each stage that has it; a value that is not listed is on
-    all stages. ``home``: value -> the stage that makes it."""
+    """A sweep over a program. ``names``: value -> stage -> the name there; a value without an entry is on all
+    stages. ``home``: value -> the stage of the node behind the value."""
 
     def __init__(self, program: SpmdProgram, plan: StagePlan) -> None:
         self.program, self.plan, self.graph = program, plan, program.graph
@@ -61,11 +61,11 @@ class _StagePlacement:
         self.transfers = 0
         self._producers = program.graph.producers()
         self._phases: dict[str, Phase] = {}
-        """Value of a stage -> the phase of the node that makes it."""
+        """Value of a stage -> the phase of the node behind the value."""
         self._shardings: dict[tuple[int, int], tuple[Sharding, Sharding]] = {}
-        """Stage and id of a sharding -> this sharding on the stage, and the sharding, whose id is not used again."""
+        """Stage and id of a sharding -> this sharding on the stage, and the sharding, so that the id stays in use."""
         self._due: dict[str, int | None] = dict.fromkeys(program.training.shown)
-        """A result of the step -> the stage that must have it; None: all stages."""
+        """A result of the step -> the stage where the result is due; None: all stages."""
         self._states = {state.input for state in program.states}
         gradients = {**program.source.gradients, **program.training.gradients}
         self._gradients = {name: plan.states[of] for of, name in gradients.items() if of in plan.states}
@@ -99,7 +99,7 @@ class _StagePlacement:
         program.set_states(states)
 
     def _of_micro_step(self) -> set[int]:
-        """The ids of the nodes that run in each micro-step; of all nodes where a step has one."""
+        """The ids of the nodes of a micro-step; of all nodes of a step without micro-steps."""
         if self.program.micro_steps == 1:
             return set(map(id, self.graph.nodes))
         needed, nodes = set(self.program.phase_results()[0].values()), set[int]()
@@ -110,8 +110,7 @@ class _StagePlacement:
         return nodes
 
     def _drawing(self) -> dict[int, int]:
-        """The id of each node that draws, and of those that read only what such nodes draw -> its stage: the earliest
-        that reads the result, since a value is drawn once."""
+        """The id of each node that draws, or reads drawn values alone -> the earliest stage with a reader."""
         drawn: set[str] = set()
         stages = dict(self.home)
         nodes = []
@@ -154,14 +153,14 @@ class _StagePlacement:
         return {accumulator.output: accumulator.input for accumulator in self.program.accumulators}
 
     def _stage(self, node: Node, read: Sequence[str]) -> int:
-        """The stage of a node that reads values of stages."""
+        """The stage of a node with operands on stages."""
         if node.phase is Phase.UPDATE:
             nbytes: Counter[int] = Counter()
             for name in read:
                 for stage in self.names[name]:
                     nbytes[stage] += self._nbytes(name)
-            held = {self.home[name] for name in read if name in self._states}
-            return max(nbytes, key=lambda stage: (nbytes[stage], stage in held, stage))
+            states = {self.home[name] for name in read if name in self._states}
+            return max(nbytes, key=lambda stage: (nbytes[stage], stage in states, stage))
         homes = [self.home[name] for name in read]
         if node.phase is not Phase.BACKWARD:
             return max(homes)
@@ -170,7 +169,7 @@ class _StagePlacement:
         return due if due is not None and due < stage else stage
 
     def _put(self, node: Node, stage: int, read: Sequence[str]) -> None:
-        """Run a node on a stage alone, on values that are sent there."""
+        """Run a node on a stage alone, on operands sent there."""
         for name in read:
             here = self._fetch(name, stage, node)
             if here != name:
@@ -191,7 +190,7 @@ class _StagePlacement:
                 self._return(node, name, self._due[name])
 
     def _return(self, node: Node, name: str, due: int | None) -> None:
-        """Let another stage, or all, have a result of the step under its own name."""
+        """Give another stage, or all, a result of the step under the name in the step."""
         inner, stage = f"{PREFIX}.{name}.stage{self.home[name]}", self.home[name]
         self.rewriter.rename_output(node, name, inner)
         self.names[name] = {stage: inner}
@@ -207,21 +206,21 @@ class _StagePlacement:
         self.names[name] = {stage: name}
 
     def _viewed(self, name: str) -> str:
-        """The value of which ``name`` is a view or a transpose by a node of the step, or ''."""
+        """The operand of a view or a transpose of the step with result ``name``, or ''."""
         node = self._producers.get(name)
         if node is None or node.source is None or not node.is_in(MOVES) or node.inputs[0] not in self.names:
             return ""
         return node.inputs[0] if self.names.keys().isdisjoint(node.inputs[1:]) else ""
 
     def _stages_with(self, name: str) -> set[int]:
-        """The stages that have a value, or can make it without a transfer."""
+        """The stages with a value, or with the operand of a view."""
         stages = set(self.names[name])
         while name := self._viewed(name):
             stages.update(self.names[name])
         return stages
 
     def _fetch(self, name: str, stage: int, reader: Node) -> str:
-        """The name of a value on a stage; a view of a value is made again there, of what is sent once."""
+        """The name of a value on a stage, after a transfer of the value, or of the operand of a view."""
         if stage in self.names[name]:
             return self.names[name][stage]
         operand = self._viewed(name)
@@ -237,7 +236,7 @@ class _StagePlacement:
         return result
 
     def _send(self, name: str, stage: int, reader: Node) -> str:
-        """Send a value to a stage; returns its name there."""
+        """Send a value to a stage; returns the name there."""
         home, result = self.home[name], f"{PREFIX}.{name}.stage{stage}"
         phase = self._phases[name]
         if stage < home and phase is Phase.FORWARD:

@@ -151,7 +151,7 @@ class RefoldFacts(Loose):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFacts(Loose):
-    """The figures of pipeline say what each stage has; they are absent where the mesh has no axis pp."""
+    """The figures of pipeline count parameters by stage; the table is empty on a mesh without axis pp."""
 
     parameters: tuple[Count, ...]
     """The list has the number of parameters of each stage, in order. Each item is the number of one stage."""
@@ -161,7 +161,7 @@ class PipelineFacts(Loose):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTransferFacts(Loose):
-    """The figures of stage-transfers count nodes and transfers; they are absent where the mesh has no axis pp."""
+    """The figures of stage-transfers count nodes and transfers; the table is empty on a mesh without axis pp."""
 
     transfers: Count
     """This many values are sent from a stage to another, or to all others."""

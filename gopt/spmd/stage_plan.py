@@ -1,4 +1,4 @@
-"""The stages of a pipeline: which member of the pipeline's axis computes and holds what."""
+"""The stages of a pipeline: the members of an axis that compute and hold parts of a step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gopt.records.placements import OnMember, Sharding
 PIPELINE = "pp"
 """The axis of the mesh whose members are stages."""
 TRANSFER = "Transfer"
-"""The layout operator that sends a value from a stage to another, or to all (``target`` -1)."""
+"""The layout operator between stages: from a stage to another, or to all (``target`` -1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The stage of each state of a step; a state that is not listed is equal on all stages.
+    """The stage of each state of a step; a state without an entry is equal on all stages.
 
     ``placement``: stage -> member of the axis. Stages are numbered in the order of the forward.
     """

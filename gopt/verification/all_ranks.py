@@ -111,8 +111,8 @@ class AllRanks:
                 ]  # fmt: skip
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(states[r], output)
-                    kept = {value.name for value in self.ranks[r].record.saved} & output.keys()
-                    saved.setdefault((r, turn), {}).update((name, np.array(output[name])) for name in kept)
+                    names = {value.name for value in self.ranks[r].record.saved} & output.keys()
+                    saved.setdefault((r, turn), {}).update((name, np.array(output[name])) for name in names)
                     results.outputs[r].update(output)
                     for name in reference.outputs:
                         if name in output:

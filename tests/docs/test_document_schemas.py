@@ -23,7 +23,8 @@ MEANT = (
     ".pipeline[items]: pipeline",
     ".pipeline[items]: stage-transfers",
 )
-"""Tables in which every value is a number now; before, only those of the keys that gopt writes. Passes that were none."""
+"""Tables in which every value is a number now; before, only those of the keys that gopt writes.
+Passes that are new."""
 NAMES = sorted(OLD)
 
 spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas.py")

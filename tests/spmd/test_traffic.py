@@ -168,7 +168,8 @@ def by_hand() -> SimpleNamespace:
             nodes=nodes, types={name: TensorType("float32", shape) for name, shape in shapes.items()}
         ),
         training=SimpleNamespace(gradients={"w": "dw"}, new_statistics={"mean_all", "stat"}),
-        mesh=Mesh.parse("dp=2,shard=3"), stages=None,
+        mesh=Mesh.parse("dp=2,shard=3"),
+        stages=None,
         sharded=dict.fromkeys(("w_part", "dw_part", "dw_sum", "new_part"), FLAT),
     )
 

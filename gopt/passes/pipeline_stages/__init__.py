@@ -15,19 +15,19 @@ from gopt.spmd.stage_plan import PIPELINE, StagePlan
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions(PassOptions):
-    """The options of pipeline say what each stage computes."""
+    """The options of pipeline divide the step into stages."""
 
     stages: str = ""
-    """The text gives the parameters of each stage by patterns, such as `wte+h.0.*|h.1.*|ln_f*`; a parameter that no
-    pattern matches goes with the one that is read before it. It is empty where gopt cuts the forward into stages of
-    about equal cost with few bytes between them."""
+    """The text gives the parameters of each stage by patterns, such as `wte+h.0.*|h.1.*|ln_f*`; a parameter
+    without a pattern goes with the parameter read before. The text is empty where gopt cuts the forward into stages of
+    about equal cost with few bytes between stages."""
 
 
 def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
-    """Choose the stage of every parameter along the axis pp; its gradient, update and states follow.
+    """Choose the stage of every parameter along the axis pp; gradient, update and states follow.
 
-    Requires: no sharding yet. The forward is cut in the order in which it reads parameters; a parameter that several
-    stages read belongs to the first. The pass stage-transfers places all nodes by it.
+    Requires: no sharding yet. The forward is cut in the order of first readers of parameters; a parameter read by
+    several stages belongs to the first. The pass stage-transfers places all nodes accordingly.
     """
     members = dict(program.mesh.axes).get(PIPELINE, 1)
     if members == 1:

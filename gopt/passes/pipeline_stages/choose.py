@@ -18,7 +18,7 @@ from gopt.spmd.stage_plan import PIPELINE
 from gopt.text.suggestions import did_you_mean
 
 SLACK = 1.05
-"""The largest stage may cost this much more than it must, where fewer bytes cross from stage to stage."""
+"""The largest stage may cost this much more than the least possible, where fewer bytes cross between stages."""
 
 
 def parameter_stages(training: TrainingGraph, stages: int, patterns: str) -> dict[str, int]:
@@ -36,8 +36,7 @@ def parameter_stages(training: TrainingGraph, stages: int, patterns: str) -> dic
 
 
 def _first_uses(training: TrainingGraph) -> dict[str, int]:
-    """Parameter -> position of its first reader in the forward, in the order of use; a parameter that the forward does
-    not read is not listed."""
+    """Parameter -> position of the first reader in the forward, in the order of use, for parameters with a reader."""
     names = {state.tensor for state in training.parameters}
     result: dict[str, int] = {}
     for position, node in enumerate(training.graph.nodes):
@@ -48,7 +47,7 @@ def _first_uses(training: TrainingGraph) -> dict[str, int]:
 
 
 def _matched(names: Sequence[str], stages: int, patterns: str) -> dict[str, int]:
-    """``wte+h.0.*|h.1.*|ln_f``: the patterns of each stage; what no pattern matches goes with the parameter before."""
+    """``wte+h.0.*|h.1.*|ln_f``: the patterns of each stage; others go with the parameter before."""
     groups = [[item.strip() for item in group.split("+")] for group in patterns.split("|")]
     if len(groups) != stages:
         raise OptionError(
@@ -61,14 +60,14 @@ def _matched(names: Sequence[str], stages: int, patterns: str) -> dict[str, int]
         raise OptionError(f"pipeline: {unused!r} matches no parameter of the forward", hint)
     result, current = {}, 0
     for name in names:
-        found = [stage for stage, group in enumerate(groups) if any(fnmatchcase(name, item) for item in group)]
-        if found and found[0] < current:
+        matching = [stage for stage, group in enumerate(groups) if any(fnmatchcase(name, item) for item in group)]
+        if matching and matching[0] < current:
             raise OptionError(
-                f"pipeline: {name!r} is of stage {found[0]}, and the forward reads it behind parameters of stage "
+                f"pipeline: {name!r} is of stage {matching[0]}, and the forward reads it behind parameters of stage "
                 f"{current}",
                 "give the stages in the order in which the forward reads their parameters",
             )
-        current = result[name] = found[0] if found else current
+        current = result[name] = matching[0] if matching else current
     return result
 
 
@@ -85,7 +84,7 @@ def _cut(training: TrainingGraph, uses: Mapping[str, int], stages: int) -> dict[
 
 
 def _cost(training: TrainingGraph, node: Node) -> int:
-    """Operations of a node of the forward, and one for each element that it makes."""
+    """Operations of a node of the forward, and an operation for each element of its results."""
     if node.phase is not Phase.FORWARD:
         return 0
     types = (training.graph.types.get(name) for name in node.outputs if name)
@@ -93,15 +92,15 @@ def _cost(training: TrainingGraph, node: Node) -> int:
 
 
 def _crossing(training: TrainingGraph, starts: Sequence[int]) -> list[int]:
-    """For each start of a run of nodes: bytes of the forward's values that are made before it and read behind."""
-    made: dict[str, int] = {}
+    """For each start of a run of nodes: bytes of the forward's values made before and read behind."""
+    start: dict[str, int] = {}
     last: dict[str, int] = {}
     for position, node in enumerate(training.graph.nodes):
         if node.phase is Phase.FORWARD:
-            last.update((name, position) for name in node.reads if name in made)
-            made.update((name, position) for name in node.outputs if name)
+            last.update((name, position) for name in node.reads if name in start)
+            start.update((name, position) for name in node.outputs if name)
     changes = [0] * (len(training.graph.nodes) + 2)
-    for name, position in made.items():
+    for name, position in start.items():
         type = training.graph.types.get(name)
         if name in last and type is not None and type.static:
             changes[position + 1] += type.nbytes
@@ -146,7 +145,7 @@ def _best_cuts(before: Sequence[int], crossing: Sequence[int], stages: int) -> l
 
 
 def _stages_needed(before: Sequence[int], limit: int) -> int:
-    """The least number of runs none of which costs more than ``limit``."""
+    """The least number of runs with a cost of at most ``limit`` each."""
     count, start = 1, 0
     for index in range(1, len(before)):
         if before[index] - before[start] > limit:
@@ -155,7 +154,7 @@ def _stages_needed(before: Sequence[int], limit: int) -> int:
 
 
 def _statistics(training: TrainingGraph, chosen: Mapping[str, int]) -> dict[str, int]:
-    """The stage of each running statistic: the stage whose values move it."""
+    """The stage of each running statistic: the stage of the values behind the update."""
     statistics = {state.tensor: state.updated for state in training.states if state.kind is StateKind.STATISTIC}
     stage_of = dict(chosen)
     for node in training.graph.nodes if statistics else ():
@@ -166,7 +165,7 @@ def _statistics(training: TrainingGraph, chosen: Mapping[str, int]) -> dict[str,
 
 
 def check_stages(used: Container[int], count: int) -> None:
-    """Raise OptionError for a stage without a parameter; ``used``: the stages that have some."""
+    """Raise OptionError for a stage without a parameter; ``used``: the stages with parameters."""
     empty = next((stage for stage in range(count) if stage not in used), None)
     if empty is not None:
         raise OptionError(f"pipeline: stage {empty} has no parameter", "give each stage at least one")

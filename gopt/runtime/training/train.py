@@ -183,8 +183,8 @@ class Trainer:
             feeds: Mapping[str, Any] = hyper
             if phase in self._reading:
                 if turn not in batches:
-                    place = MicroStep(self.step * times + turn, self.rank.part, self.rank.parts)
-                    batches[turn] = batch = self.data.batch(place)
+                    micro_step = MicroStep(self.step * times + turn, self.rank.part, self.rank.parts)
+                    batches[turn] = batch = self.data.batch(micro_step)
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
                 feeds = hyper | self.rank.record.feeds(batches[turn])

@@ -146,8 +146,10 @@ class Sweep:
                     raise UnpairedCall(rank, node, f"{signature} with rank {peer}", f"another rank along {group}")
                 if node.op_type == "Send":
                     axes = self.mesh.split(group)
-                    place = {axis: self._places[rank][axis] for axis in axes}
-                    values = [self.expressions.on_member(number, place) for number in sweep.operands(node, node.inputs)]
+                    coordinates = {axis: self._places[rank][axis] for axis in axes}
+                    values = [
+                        self.expressions.on_member(number, coordinates) for number in sweep.operands(node, node.inputs)
+                    ]
                     self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, values))
                     results[rank] = []
                 elif mail := self._mail[peer, rank, group, tag]:
