@@ -223,7 +223,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "one feature: written, run, compared, refused", "artifact/test_startup_graphs.py",
     ),
     **_each(
-        "artifact.manifest artifact.manifest_entries", _RECORDS, "artifact/test_report_record.py", "runtime/test_run.py",
+        "artifact.manifest artifact.manifest_entries", _RECORDS, "artifact/test_report_record.py",
+        "runtime/test_run.py",
     ),
     **_each(
         "artifact.report_check artifact.graph_check", "every key damaged, and refused by name",

@@ -1,4 +1,4 @@
-"""What ranks publish: their positions, and in words on which ranks a rank waits."""
+"""The positions that ranks publish, and in words on which ranks a rank waits."""
 
 from __future__ import annotations
 
