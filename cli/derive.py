@@ -10,7 +10,7 @@ import click
 from gopt.errors import OptionError
 
 from .options import clip_norm_option, clip_value_option, loss_scale, loss_scale_option
-from .terminal import print_json
+from .terminal import print_result
 
 if TYPE_CHECKING:
     from gopt.frontends.derive.options import DeriveOptions
@@ -174,10 +174,7 @@ def command(forward: str, output: str, force: bool, as_json: bool, **args: Any) 
 
     with progress() as advance:
         derived = derive(forward, output, options_of(args), force=force, advance=advance)
-    if as_json:
-        print_json(derived.to_json())
-    else:
-        render_derived(derived)
+    print_result(derived, as_json, render_derived)
 
 
 def options_of(args: dict[str, Any]) -> DeriveOptions:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from gopt import limits
+from gopt.documents import read_bytes
 from gopt.errors import InputError
 from gopt.options.types import is_digits
 from gopt.schedules.actions import Action, ActionKind, Schedule
@@ -12,6 +14,8 @@ from gopt.schedules.builders import check_size
 from gopt.schedules.simulation import structure_faults
 from gopt.text.sanitize import show, show_path
 
+FILE = "schedule.txt"
+"""The name in a folder."""
 FORMAT = "gopt-schedule/1"
 _COLUMNS = "# member action   stage micro-batch"
 _LINE_BYTES = 64
@@ -30,6 +34,15 @@ def to_text(schedule: Schedule) -> str:
         lines += ["", _COLUMNS]
         lines += [f"{member:8} {action.kind:8} {action.stage:5} {action.micro_batch:11}".rstrip() for action in actions]
     return "\n".join(lines) + "\n"
+
+
+def read_schedule(path: str | os.PathLike[str]) -> Schedule:
+    """Read a file; raises as ``from_text``."""
+    name = os.fspath(path)
+    try:
+        return from_text(read_bytes(path, "DOCUMENT_BYTES").decode(), name)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{show_path(name)} is no text: byte {error.start} is not UTF-8") from None
 
 
 def from_text(text: str, name: str) -> Schedule:

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from gopt.errors import OptionError
 from gopt.schedules.actions import Action, ActionKind, Schedule
-from gopt.schedules.builders import INTERLEAVED, stages_of
+from gopt.schedules.builders import INTERLEAVED, is_name, stages_of
 from gopt.text.sanitize import listed, show
 
 DEFAULT_SECONDS: Mapping[ActionKind, float] = {
@@ -83,6 +83,8 @@ def bubble_formula(name: str, members: int, micro_batches: int) -> Fraction | No
     interleaved (p-1)/(vm+p-1) for full groups (2104.04473: (p-1)/v beside m). With equal times of forward, input
     and weight, zb-h1 waits p-1 such times beside 3m, for m >= p (2401.10241, table 1), zb-v p-1 beside 6m, from the
     first start to the last end of all members, for m >= 2p-1 (section 6)."""
+    if not is_name(name):
+        return None
     chunks = stages_of(name, members) // members
     work, full = {
         "zb-h1": (3 * micro_batches, micro_batches >= members),

@@ -222,7 +222,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "analysis.startup importers.training_info.startup runtime.training.startup verification.startup_check",
         "one feature: written, run, compared, refused", "artifact/test_startup_graphs.py",
     ),
-    **_each("artifact.manifest", _RECORDS, "artifact/test_report_record.py", "runtime/test_run.py"),
+    **_each(
+        "artifact.manifest artifact.manifest_entries", _RECORDS, "artifact/test_report_record.py",
+        "runtime/test_run.py",
+    ),
     **_each(
         "artifact.report_check artifact.graph_check", "every key damaged, and refused by name",
         "documents/test_damage.py",
@@ -424,6 +427,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime.training.checkpoint runtime.training.job runtime.training.train runtime.training.trace "
         "runtime.training.stop_signal runtime.engines.launch runtime.engines.mpi",
         "a part of a job, which is run", "runtime/test_run.py", "runtime/test_run_messages.py",
+    ),
+    **_each(
+        "runtime.engines.launcher_folder runtime.engines.rank_status", "how ranks end, and what others say of it",
+        "runtime/engines/test_heartbeat.py",
     ),
     **_each(
         "runtime.engines.cuda runtime.engines.gpu runtime.engines.kernels runtime.engines.staging",

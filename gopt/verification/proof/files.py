@@ -14,7 +14,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import carried_states, trained_outputs
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import Piece, cut, place_shape, put
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.importers.load import load_step
