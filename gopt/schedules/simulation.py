@@ -166,7 +166,8 @@ def _run(schedule: Schedule, costs: Costs) -> tuple[tuple[TimedAction, ...], ...
     while ready:
         member = ready.pop()
         row, actions = rows[member], schedule.members[member]
-        for action in actions[len(row) :]:
+        while len(row) < len(actions):
+            action = actions[len(row)]
             needs = list(schedule.needs(action))
             lacking = next((need for need in needs if need not in ends), None)
             if lacking is not None:
@@ -203,15 +204,14 @@ def _cycle(schedule: Schedule, rows: Sequence[Sequence[TimedAction]], waiting: M
 def _check_messages(schedule: Schedule) -> None:
     """Raise OptionError where a member receives activations, or gradients, in another order than the sender sends."""
     home = schedule.placement
+    actions = [action for row in schedule.members for action in row]
+    readers = {source: action for action in actions if (source := schedule.received(action))}
     sent: dict[tuple[ActionKind, int, int], list[Action]] = {}
     wanted: dict[tuple[ActionKind, int, int], list[Action]] = {}
-    readers = {source: action for row in schedule.members for action in row if (source := schedule.received(action))}
-    for action in (action for row in schedule.members for action in row):
-        if action in readers:
-            sent.setdefault((action.kind, home[action.stage], home[readers[action].stage]), []).append(action)
-        source = schedule.received(action)
-        if source is not None:
-            wanted.setdefault((source.kind, home[source.stage], home[action.stage]), []).append(source)
+    for messages, sources in ((sent, [action for action in actions if action in readers]), (wanted, readers)):
+        for source in sources:
+            route = (source.kind, home[source.stage], home[readers[source].stage])
+            messages.setdefault(route, []).append(source)
     for (kind, sender, receiver), sources in sent.items():
         for source, needed in zip(sources, wanted[kind, sender, receiver], strict=True):
             if source != needed:
