@@ -61,11 +61,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None, stage_bytes: Sequen
 
     Transfers go between neighbouring stages on different members. A sender does not wait for the receiver; a receiver
     takes messages in the order of the sender. Raises OptionError where an action is missing, double or
-    on a wrong member, comes before an operand, waits for ever, or receives out of order."""
+    on a wrong member, comes before an operand, waits for ever, or receives out of
+    order, and where stages take micro-batches in different orders."""
     for fault in (*structure_faults(schedule), *_missing(schedule), *_own_order(schedule)):
         raise OptionError(f"schedule {show(schedule.name)}: {fault.text}", _HINT)
     slots = _run(schedule, costs or Costs())
     _check_messages(schedule)
+    _check_turns(schedule)
     makespan = max((row[-1].end for row in slots if row), default=0)
     busy = [sum(slot.end - slot.start for slot in row) for row in slots]
     return Simulated(
@@ -199,6 +201,22 @@ def _cycle(schedule: Schedule, rows: Sequence[Sequence[TimedAction]], waiting: M
         for member in cycle
     ]
     return listed(steps)
+
+
+def _check_turns(schedule: Schedule) -> None:
+    """Raise OptionError where stages take micro-batches in different orders: values for a stage beyond the next would
+    go to wrong micro-batches."""
+    turns: dict[tuple[ActionKind, int], list[int]] = {}
+    for action in (action for row in schedule.members for action in row if action.kind is not ActionKind.WEIGHT):
+        turns.setdefault((action.kind, action.stage), []).append(action.micro_batch)
+    for (kind, stage), micro_batches in turns.items():
+        for turn, wanted in zip(micro_batches, turns[kind, 0], strict=True):
+            if turn != wanted:
+                raise OptionError(
+                    f"schedule {show(schedule.name)}: stage {stage} runs the {kind} of micro-batch {turn} where stage 0 "
+                    f"runs that of micro-batch {wanted}",
+                    "all stages take micro-batches in one order, in forwards and in backwards",
+                )
 
 
 def _check_messages(schedule: Schedule) -> None:
