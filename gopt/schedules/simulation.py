@@ -213,8 +213,8 @@ def _check_turns(schedule: Schedule) -> None:
         for turn, wanted in zip(micro_batches, turns[kind, 0], strict=True):
             if turn != wanted:
                 raise OptionError(
-                    f"schedule {show(schedule.name)}: stage {stage} runs the {kind} of micro-batch {turn} where stage 0 "
-                    f"runs that of micro-batch {wanted}",
+                    f"schedule {show(schedule.name)}: stage {stage} runs the {kind} of micro-batch {turn} where stage"
+                    f" 0 runs that of micro-batch {wanted}",
                     "all stages take micro-batches in one order, in forwards and in backwards",
                 )
 
