@@ -12,7 +12,7 @@ from gopt.options.types import is_digits
 from gopt.schedules.actions import Action, ActionKind, Schedule
 from gopt.schedules.builders import check_size
 from gopt.schedules.simulation import structure_faults
-from gopt.text.sanitize import show, show_path
+from gopt.text.sanitize import clean_line, show, show_path
 
 FILE = "schedule.txt"
 """The name in a folder."""
@@ -26,7 +26,7 @@ _KEYS = ("name", "members", "stages", "micro-batches", "placement")
 def to_text(schedule: Schedule) -> str:
     """The text of a schedule: a header, then a line for every member and slot."""
     values = (
-        schedule.name, len(schedule.members), schedule.stages, schedule.micro_batches,
+        clean_line(schedule.name), len(schedule.members), schedule.stages, schedule.micro_batches,
         " ".join(map(str, schedule.placement)),
     )  # fmt: skip
     lines = [f"format {FORMAT}", *(f"{key} {value}" for key, value in zip(_KEYS, values, strict=True))]
