@@ -62,7 +62,7 @@ class Loaded:
 
     ``data``: the file of values beside the model, or ''. ``loaded``: the number of states with a value from the file.
     ``kept``: states outside the file. ``unknown``: names that are not states, ignored. ``notes``: options of optimizers
-    that differ from the step's."""
+    unlike the step's."""
 
     model: str
     data: str
@@ -161,15 +161,19 @@ StateReader = Callable[[str, TorchRecord, Mapping[str, TensorType], list[str]], 
 and adds notes to the list; the record is empty for a step of another origin."""
 
 
-def shared_prefix(names: Iterable[str], known: Collection[str]) -> str:
-    """What all names have before names of the step, such as the ``module.`` and ``_orig_mod.`` of wrappers; '' where a
-    name is known as it is."""
+def shared_prefix(names: Iterable[str], own_names: Collection[str]) -> str:
+    """The text before names of the step in all names, such as the ``module.`` and ``_orig_mod.`` of wrappers; '' where
+    a name is a name of the step."""
     names = [*names]
-    if any(name in known for name in names):
+    if not names or any(name in own_names for name in names):
         return ""
-    parts = os.path.commonprefix([name.split(".")[:-1] for name in names])
-    prefixes = ["".join(f"{part}." for part in parts[: end + 1]) for end in range(len(parts))]
-    return next((prefix for prefix in prefixes if any(name.removeprefix(prefix) in known for name in names)), "")
+    parts = names[0].split(".")
+    for prefix in ("".join(f"{part}." for part in parts[:count]) for count in range(1, len(parts))):
+        if all(name.startswith(prefix) for name in names) and any(
+            name.removeprefix(prefix) in own_names for name in names
+        ):
+            return prefix
+    return ""
 
 
 def load_values(

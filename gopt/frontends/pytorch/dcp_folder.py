@@ -149,15 +149,15 @@ def read_dcp(path: str, record: TorchRecord, types: Mapping[str, TensorType], no
     places = dict(_places(record))
     states: dict[int, dict[int, dict[str, Any]]] = {}
     values = {}
-    found = {key: match[1] for key in folder.entries if (match := _STATE.fullmatch(key))}
-    wrapper = shared_prefix(found.values(), places)
+    of_state = {key: match[1] for key in folder.entries if (match := _STATE.fullmatch(key))}
+    wrapper = shared_prefix(of_state.values(), places)
     shorts = {key: next((key.removeprefix(part) for part in _PREFIXES if key.startswith(part)), key)
               for key in folder.entries}  # fmt: skip
     inner = shared_prefix([short for key, short in shorts.items() if short != key], names)
     for key in folder.entries:
-        place = places.get(found.get(key, "").removeprefix(wrapper))
-        if place is not None:
-            optimizer, position, name = place
+        home = places.get(of_state.get(key, "").removeprefix(wrapper))
+        if home is not None:
+            optimizer, position, name = home
             states.setdefault(optimizer, {}).setdefault(position, {})[name] = folder.value(key)
         elif folder.is_tensor(key) and not _GROUPS.fullmatch(key):
             short = shorts[key].removeprefix(inner)

@@ -30,7 +30,7 @@ _OPTIMIZERS = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_sta
 SCHEDULERS = ("scheduler", "lr_scheduler")
 
 _TURNS = (0, 1, 1 << 30)
-"""Numbers of steps by which options that change are known."""
+"""Numbers of steps at which changing options differ."""
 _SAVE = "save state dicts alone: torch.save(module.state_dict(), FILE)"
 _OPTIMIZER = "torch.save({'model': module.state_dict(), 'optimizer': optimizer.state_dict()}, FILE)"
 _OTHER = "export the step with the optimizer of the file, or leave its states out"
@@ -50,7 +50,7 @@ def read_torch(path: str, record: TorchRecord, types: Mapping[str, TensorType], 
 def load_weights(source: str | IO[bytes]) -> Any:
     """Tensors in containers, in host memory; raises InputError for any other class, and for damage.
 
-    Not mapped: a file that gets shorter meanwhile would end the process."""
+    Not mapped: a file shortened meanwhile would end the process."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other protocols of pickle
@@ -65,7 +65,7 @@ def load_weights(source: str | IO[bytes]) -> Any:
 
 
 class SavedValues:
-    """Values by names of a step with a record, and notes on options that differ from the step's."""
+    """Values by names of a step with a record, and notes on options unlike the step's."""
 
     def __init__(self, record: TorchRecord, types: Mapping[str, TensorType], notes: list[str]) -> None:
         self._record, self._types, self._notes = record, types, notes
@@ -148,14 +148,14 @@ class SavedValues:
             yield from self.tensors(f"optimizer.state.{parameter.name}", rest)
 
     def compare(self, group: TorchGroup, options: Mapping[str, Any], step: Any = None) -> None:
-        """Note the options of a group that differ from the step's. ``step``: as for ``of_optimizer``; without it, those
-        that change with the step are left out."""
-        first, *more = (group_options(group, turn) for turn in ([step] if isinstance(step, int) else _TURNS))
-        for key, due in first.items():
-            given = _item(options.get(key))
-            if all(table[key] == due for table in more) and _differs(given, due):
+        """Note the options of a group unlike the step's. ``step``: as for ``of_optimizer``; without a number, options
+        changing with the step are left out."""
+        due, *more = (group_options(group, turn) for turn in ([step] if isinstance(step, int) else _TURNS))
+        for key, number in due.items():
+            value = _item(options.get(key))
+            if all(table[key] == number for table in more) and _differs(value, number):
                 self._notes.append(
-                    f"{key} is {show(given)} in the file, {show(due)} in the step, which counts "
+                    f"{key} is {show(value)} in the file, {show(number)} in the step, which counts "
                     f"({show(group.parameters[0].name)} and its group)"
                 )
 
@@ -196,13 +196,12 @@ def _item(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _differs(one: Any, other: Any) -> bool:
+def _differs(left: Any, right: Any) -> bool:
     """Whether options are different numbers, or tuples with different numbers."""
-    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return any(map(_differs, one, other))
-    return (
-        isinstance(one, int | float) and isinstance(other, int | float) and not math.isclose(one, other, rel_tol=1e-6)
-    )
+    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+        return any(map(_differs, left, right))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    return numbers and not math.isclose(left, right, rel_tol=1e-6)
 
 
 def _zeros(type: TensorType) -> Tensor:
