@@ -197,7 +197,7 @@ def _item(value: Any) -> Any:
 
 
 def _differs(left: Any, right: Any) -> bool:
-    """Whether options are different numbers, or tuples with different numbers."""
+    """Return whether options are different numbers, or tuples with different numbers."""
     if isinstance(left, tuple | list) and isinstance(right, tuple | list):
         return any(map(_differs, left, right))
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
