@@ -110,7 +110,8 @@ class Specialiser:
             return self._refold(at, node, node.origin)
         if not at.runs(node.sharding):
             return ()
-        if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
+        if node.op_type == "Broadcast" and node.domain == COMM:
+            at.present.update(node.outputs)
             return self._broadcast(at, node)
         if node.domain == SPMD:
             if not at.alias.keys().isdisjoint(node.inputs):
