@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest_entries import LocalState
-from gopt.errors import RunError
+from gopt.errors import InputError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
@@ -27,6 +27,8 @@ from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
+from gopt.schedules.schedule_file import read_schedule
+from gopt.spmd.stage_plan import PIPELINE
 
 
 class LoadedRank:
@@ -39,7 +41,7 @@ class LoadedRank:
         check_own(folder, self.manifest, engine.rank)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.micro_steps = max(times for _, times in self.phases)
-        self.actions = [(phase, turn) for phase, times in self.phases for turn in range(times)]
+        self.actions = self._actions()
         """The runs of a step in order: a phase, and the number of its micro-step."""
         self._saved: dict[int, dict[str, Any]] = {}
         """Micro-step -> the values that its forward left for its backward."""
@@ -58,6 +60,23 @@ class LoadedRank:
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
+
+    def _actions(self) -> list[tuple[str, int]]:
+        """The runs of a step; raises InputError for a schedule of another pipeline."""
+        pipeline = self.manifest.pipeline
+        if pipeline is None or pipeline.schedule is None:
+            return [(phase, turn) for phase, times in self.phases for turn in range(times)]
+        path = self.folder / Path(pipeline.schedule).name
+        schedule, members = read_schedule(path), self.mesh.size(PIPELINE)
+        sizes, due = (len(schedule.members), schedule.stages, schedule.micro_batches), (members, pipeline.stages)
+        runs = schedule.runs(self.mesh.coordinates(self.engine.rank)[PIPELINE]) if sizes[0] == members else []
+        if sizes != (*due, self.micro_steps) or not dict(runs).keys() <= dict(self.phases).keys():
+            raise InputError(
+                f"{path} is for {sizes[0]} members, {sizes[1]} stages and {sizes[2]} micro-batches, the ranks have "
+                f"{members}, {pipeline.stages} and {self.micro_steps}",
+                "shard the step again with this schedule",
+            )
+        return [*runs, *((phase, 0) for phase, times in self.phases if phase not in dict(runs))]
 
     def _load(self, phase: str) -> Graph:
         path = self.folder / Path(self.record.files[phase]).name
