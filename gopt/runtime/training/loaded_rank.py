@@ -45,6 +45,8 @@ class LoadedRank:
         """The runs of a step in order: a phase, and the number of its micro-step."""
         self._saved: dict[int, dict[str, Any]] = {}
         """Micro-step -> the values that its forward left for its backward."""
+        self._reads_left: dict[tuple[int, str], int] = {}
+        """Micro-step and saved value -> the number of phases that are still to read the value."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
@@ -141,11 +143,14 @@ class LoadedRank:
         taken = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
         results = self.programs[phase].advance(self.held, dict[str, Any](feeds) | taken if taken else feeds, calls)
         for name in taken:
-            del saved[name]
+            self._reads_left[turn, name] -= 1
+            if not self._reads_left[turn, name]:
+                del saved[name], self._reads_left[turn, name]
         for value in self.record.saved:
             if value.name in results:
                 array = results.pop(value.name)
                 self._saved.setdefault(turn, {})[value.name] = array.copy() if isinstance(array, np.ndarray) else array
+                self._reads_left[turn, value.name] = sum(value.name in graph.inputs for graph in self.graphs.values())
         return results
 
     def to_host(self, value: Any) -> Array:
