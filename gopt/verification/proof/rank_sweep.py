@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import CASTS
-from gopt.verification.proof.expressions import FLAT, Elements, Shape, elements
+from gopt.verification.proof.expressions import FLAT, ONE, Elements, Shape, elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plain_groups
 from gopt.verification.proof.selections import Runs
@@ -248,9 +248,11 @@ class RankSweep:
             if nodes[self.at].domain == COMM:
                 return nodes[self.at]
             if self.repeats is not None and self.at in runs:
+                end = self.at + sum(map(len, runs[self.at]))
+                values.update((node.outputs[0], ONE) for node in nodes[self.at : end])  # in the order of the file
                 for row in runs[self.at]:
                     self.repeats.read([nodes[position] for position in row], values, self._read)
-                self.at += sum(map(len, runs[self.at]))
+                self.at = end
                 continue
             values.update(self._read(nodes[self.at]))
             self.at += 1
