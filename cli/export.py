@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import clip_norm_option, clip_value_option, loss_scale, loss_scale_option
-from .terminal import print_json
+from .terminal import print_result
 
 if TYPE_CHECKING:
     from gopt.frontends.pytorch.options import ExportOptions
@@ -96,10 +96,7 @@ def command(factory: str, output: str, force: bool, as_json: bool, **args: Any) 
 
     with progress() as advance:
         exported = export(factory, output, options=options_of(args), force=force, advance=advance)
-    if as_json:
-        print_json(exported.to_json())
-    else:
-        render_exported(exported)
+    print_result(exported, as_json, render_exported)
 
 
 def options_of(args: dict[str, Any]) -> ExportOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .terminal import print_json
+from .terminal import print_result
 
 
 @click.command("import")
@@ -32,7 +32,4 @@ def command(source: str, output: str, force: bool, as_json: bool) -> None:
     with progress() as advance:
         advance("importing")
         imported = import_step(source, output, force=force)
-    if as_json:
-        print_json(imported.to_json())
-    else:
-        render_imported(imported)
+    print_result(imported, as_json, render_imported)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .terminal import print_json
+from .terminal import print_result
 
 
 @click.command("load-state")
@@ -42,7 +42,4 @@ def command(model: str, state: str, output: str, ignore_unknown: bool, force: bo
     with progress() as advance:
         advance("loading")
         loaded = load_values(model, state, output, ignore_unknown=ignore_unknown, force=force)
-    if as_json:
-        print_json(loaded.to_json())
-    else:
-        render_loaded(loaded)
+    print_result(loaded, as_json, render_loaded)

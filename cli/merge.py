@@ -6,7 +6,7 @@ import click
 
 from gopt.errors import OptionError
 
-from .terminal import print_json
+from .terminal import print_json, print_result
 
 
 @click.command("merge")
@@ -79,22 +79,15 @@ def command(
     from .render import render_inference, render_merged, render_state_dict, render_training_info
     from .render_progress import progress
 
+    targets = [output, state_dict, dcp]
     if explained:
-        if (
-            output is not None
-            or state_dict is not None
-            or dcp is not None
-            or inference
-            or training_info
-            or values
-            or all_states
-        ):
+        if targets != [None] * 3 or inference or training_info or values or all_states:
             raise OptionError("--explain writes nothing", "leave out other options")
         from .render_provenance import explain_bytes
 
         explain_bytes(path, as_json)
         return
-    if [output, state_dict, dcp].count(None) != 2:
+    if targets.count(None) != 2:
         raise OptionError("gopt merge writes one file", "give -o MODEL, --state-dict FILE, or --dcp DIR")
     if all_states and output is not None:
         raise OptionError("--all-states needs --state-dict or --dcp", "give --state-dict FILE in place of -o")
@@ -112,29 +105,18 @@ def command(
         else:
             assert dcp is not None
             saved = save_dcp(path, dcp, all_states=all_states)
-        if as_json:
-            print_json(saved.to_json())
-        else:
-            render_state_dict(saved)
-        return
-    if inference:
+        print_result(saved, as_json, render_state_dict)
+    elif inference:
         model = merge_inference(path, output, outputs=values, force=force)
-        if as_json:
-            print_json(model.to_json())
-        else:
-            render_inference(model)
-        return
-    if training_info:
+        print_result(model, as_json, render_inference)
+    elif training_info:
         info = merge_training_info(path, output, outputs=values, force=force)
-        if as_json:
-            print_json(info.to_json())
-        else:
-            render_training_info(info)
-        return
-    with progress() as advance:
-        advance("merging")
-        merged = merge(path, output, force=force)
-    if as_json:
-        print_json({"format": "gopt-merge/1", **merged.to_json()})
+        print_result(info, as_json, render_training_info)
     else:
-        render_merged(merged)
+        with progress() as advance:
+            advance("merging")
+            merged = merge(path, output, force=force)
+        if as_json:
+            print_json({"format": "gopt-merge/1", **merged.to_json()})
+        else:
+            render_merged(merged)

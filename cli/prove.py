@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .reproducer_option import tell_result
-from .terminal import print_json
+from .terminal import print_json, print_result
 
 
 @click.command("prove")
@@ -53,10 +53,7 @@ def command(
             raise click.UsageError("--check FILE goes with DIR alone")
         checked = check_certificate(check, paths[0])
         tell_result(checked.reason())
-        if as_json:
-            print_json(checked.to_json())
-        else:
-            render_check(checked)
+        print_result(checked, as_json, render_check)
         return checked.exit_code
     with progress() as advance:
         result = prove(paths[0], ranks=paths[1:], relation=relation, certificate=certificate, advance=advance)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gopt.text.sanitize import listed
 
 from .render import console, table
-from .terminal import print_json
+from .terminal import print_result
 
 if TYPE_CHECKING:
     from gopt.artifact.pieces import Piece
@@ -26,10 +26,7 @@ def explain_bytes(path: str, as_json: bool) -> None:
     with progress() as advance:
         advance("reading all bytes")
         result = provenance(path)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        render_provenance(result)
+    print_result(result, as_json, render_provenance)
 
 
 def render_provenance(result: Provenance) -> None:

@@ -32,7 +32,8 @@ def run_threads(job: Any, manifest: Any, options: RunOptions, args: dict[str, An
 
 def run_process(job: Any, manifest: Any, args: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
-    from gopt.runtime.engines.heartbeat import ENDED, StatusPublisher, follow
+    from gopt.runtime.engines.heartbeat import StatusPublisher, follow
+    from gopt.runtime.engines.rank_status import ENDED
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.runtime.training.train import Trainer
 

@@ -52,7 +52,7 @@ def report_steps(
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
     """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
     then; ``roles``: how many trainers and servers there are."""
-    from gopt.runtime.engines.heartbeat import LIVE, launcher_folder
+    from gopt.runtime.engines.launcher_folder import LIVE, launcher_folder
     from gopt.runtime.training.draws import seed_of
     from gopt.runtime.training.run_result import RunResult
     from gopt.verbs.curves import curves

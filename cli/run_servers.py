@@ -104,8 +104,9 @@ def run_threads(job: Any, options: RunOptions, args: dict[str, Any], debug: bool
 
 def run_process(job: Any, options: RunOptions, args: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
-    from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, StatusPublisher
+    from gopt.runtime.engines.heartbeat import ERROR_GRACE, StatusPublisher
     from gopt.runtime.engines.mpi import exchange, load_mpi, raise_on_all_ranks, unlink_mpich_files
+    from gopt.runtime.engines.rank_status import ENDED
     from gopt.runtime.messages.mpi import MpiHub
     from gopt.runtime.messages.roster import Settings
     from gopt.runtime.parameter_server.outlive import ancestors, check_launcher, outlive_others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .terminal import print_json
+from .terminal import print_result
 
 
 @click.command("seal")
@@ -27,7 +27,4 @@ def command(folder: str, as_json: bool) -> None:
     from .render import render_sealed
 
     done = seal(folder)
-    if as_json:
-        print_json(done.to_json())
-    else:
-        render_sealed(done)
+    print_result(done, as_json, render_sealed)

@@ -11,10 +11,10 @@ import re
 import select
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -25,6 +25,13 @@ from .verbosity import Verbosity, verbosity
 
 _WIDE = re.compile(r"[^\x00-\x7f]")
 _ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
+
+
+class _Result(Protocol):
+    def to_json(self) -> Any: ...
+
+
+R = TypeVar("R", bound=_Result)
 
 
 def print_error(message: str, hints: Sequence[str] = ()) -> None:
@@ -48,6 +55,14 @@ def print_text(text: str, *, newline: bool = True, error: bool = False) -> None:
 def print_json(record: Any) -> None:
     """A record as JSON on stdout."""
     print_json_text(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
+
+
+def print_result(result: R, as_json: bool, render: Callable[[R], object]) -> None:
+    """A record as JSON, or as text."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        render(result)
 
 
 def print_json_text(text: str) -> None:

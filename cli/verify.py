@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
-    context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
-    data: str | None, no_confirm: bool, every: bool, engine: str, replay: str | None, deadline: float, as_json: bool,
+    context: click.Context, /, paths: tuple[str, ...], settings: tuple[str, ...], engine: str, no_confirm: bool,
+    as_json: bool, **rest: Any,
 ) -> int:  # fmt: skip
     """Run the source and all ranks, or trainers and servers, each on its own batch, and compare states, losses and
     metrics.
@@ -99,7 +99,7 @@ def command(
             raise OptionError(f"cannot read --set {name}={value!r} as a number", "write --set lr=1e-3") from None
     from gopt.runtime.engines.mpi import launched
 
-    if replay is not None and engine == "mpi":
+    if rest["replay"] is not None and engine == "mpi":
         raise OptionError("--engine mpi cannot be combined with --replay: roles run one at a time", "leave it out")
     if engine == "mpi" and not launched():
         from gopt.runtime.engines.launch import launch
@@ -107,24 +107,15 @@ def command(
 
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
-        return launch(mesh.ranks, arguments, deadline, lambda line: None)
+        return launch(mesh.ranks, arguments, rest["deadline"], lambda line: None)
     from gopt.offline.html_report.verification_record import FORMAT
     from gopt.verbs.verify import verify
     from gopt.verification.engines import NodeEngine
     from gopt.verification.options import VerifyOptions
 
     model = paths[0] if len(paths) == 2 else None
-    options = VerifyOptions(
-        steps=steps,
-        seed=seed,
-        settings=hyper,
-        data=data,
-        confirm=not no_confirm,
-        every=every,
-        engine=NodeEngine(engine if engine in ("torch", "both") else "onnxruntime"),
-        deadline=deadline,
-        replay=replay,
-    )
+    nodes = NodeEngine(engine if engine in ("torch", "both") else "onnxruntime")
+    options = VerifyOptions(settings=hyper, engine=nodes, confirm=not no_confirm, **rest)
     if engine == "mpi":
         return _as_rank(paths[-1], model, options, as_json)
     with progress() as advance:
@@ -142,8 +133,9 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
     from gopt.errors import GoptError
     from gopt.offline.html_report.verification_record import FORMAT
     from gopt.runtime.engines.base import run_one_rank
-    from gopt.runtime.engines.heartbeat import ENDED, REPORTED, StatusPublisher, follow
+    from gopt.runtime.engines.heartbeat import StatusPublisher, follow
     from gopt.runtime.engines.mpi import MpiEngine
+    from gopt.runtime.engines.rank_status import ENDED, REPORTED
     from gopt.runtime.training.data import check_data
     from gopt.runtime.training.job import read_manifest
     from gopt.verification.verify import Verifier

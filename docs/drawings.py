@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/concepts.md and docs/proving.md: ``python docs/drawings.py``.
+"""Draw the pictures of docs/concepts.md, docs/proving.md and docs/schedules.md: ``python docs/drawings.py``.
 
 Each is drawn from what gopt makes of a shipped fixture, so that cuts, bytes and the order of calls are the true ones.
 ``tests/docs/test_drawings.py`` compares the files with what this script draws.
@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 import gopt
 from gopt.analysis.training import Phase
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.drawing import timeline_svg
+from gopt.schedules.simulation import simulate
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.words import Words
@@ -331,8 +335,21 @@ def proof() -> Drawing:
     return drawing
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleDrawing:
+    """Eight micro-batches through four members."""
+
+    name: str
+
+    def svg(self) -> str:
+        """The file's text."""
+        return timeline_svg(simulate(build_schedule(self.name, 4, 8)))
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
 DRAWINGS = {
     "bucket.svg": bucket, "stages.svg": stages, "mesh.svg": mesh, "timeline.svg": timeline, "proof.svg": proof,
+    **{f"schedule-{name.partition(':')[0]}.svg": partial(ScheduleDrawing, name) for name in SCHEDULES},
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ RANKS = 65_536
 RANK_FILES = 32 << 30
 """Bytes of the graphs of all ranks. Each lists where the shares of all others begin: they grow with the square of the
 ranks along an axis: 25 GB for 65,536 along one, 0.8 GB for 64 times 1024."""
+SCHEDULE_ACTIONS = 1_000_000
+"""Actions in a schedule of pipeline stages, one line of its file each: 512 micro-batches through 4 stages on each of 16
+members are 98,304."""
 THREADS = 4096
 """Ranks, or trainers and servers, that one process runs: each is a thread with values and sessions of its own."""
 

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 from gopt import api
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import InputKind
 from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.server_entries import Mode, ServerPlanEntry
 from gopt.ir.graph import Graph
 from gopt.ir.load import load

@@ -28,6 +28,7 @@ from gopt.offline.reproducer.record import FailureEntry, Input, Reproducer
 from gopt.offline.reproducer.values import LEFT_OUT, fill_values, write_external
 from gopt.records.mesh import Mesh
 from gopt.runtime.engines.base import run_threads
+from gopt.schedules.builders import build_schedule
 
 STEP = FIXTURES / "mlp_adamw.onnx"
 CALLS = """<ir_version: 10, opset_import: ["" : 20, "own" : 1]> g (float[2] x) => (float[2] y) { y = own.outer (x) }
@@ -117,6 +118,7 @@ PROVOKED: dict[str, tuple[dict[str, int], Provoke]] = {
     "DOCUMENT_WIDE": ({"DOCUMENT_WIDE": 5}, wide),
     "RANKS": ({"RANKS": 4}, lambda folder: Mesh.parse("shard=9")),
     "RANK_FILES": ({"RANK_FILES": 10_000}, lambda folder: gopt.shard(STEP, 3).write(folder / "out", force=True)),
+    "SCHEDULE_ACTIONS": ({"SCHEDULE_ACTIONS": 9}, lambda folder: build_schedule("1f1b", 2, 2)),
     "THREADS": ({"THREADS": 2}, lambda folder: run_threads(Mesh.parse("shard=3"), 9.0, lambda engine: None)),
     "PARTS": ({"PARTS": 5, "PART_SHARE": 10**9, "LIST_ELEMENTS": 10}, lambda folder: check_parts(STEP.read_bytes())),
     "LIST_ELEMENTS": ({"LIST_ELEMENTS": 1000}, long_list),

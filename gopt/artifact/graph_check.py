@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.message_plan_check import wrong_messages
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES

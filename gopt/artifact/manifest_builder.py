@@ -6,18 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import (
+from gopt.artifact.manifest import Manifest, Piece
+from gopt.artifact.manifest_entries import (
     CommonEntry,
     FedInput,
     InputEntry,
     InputKind,
     LocalAccumulator,
     LocalState,
-    Manifest,
     MeshEntry,
     OutputEntry,
     PhaseEntry,
-    Piece,
     RankEntry,
     SourceState,
 )

@@ -16,17 +16,8 @@ from typing import NoReturn
 
 from gopt import documents
 from gopt.artifact.integrity import check_files, check_seal
-from gopt.artifact.manifest import (
-    MANIFEST_FILE,
-    FedInput,
-    InputEntry,
-    InputKind,
-    LocalState,
-    Manifest,
-    OutputEntry,
-    Piece,
-    Shape,
-)
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest, Piece
+from gopt.artifact.manifest_entries import FedInput, InputEntry, InputKind, LocalState, OutputEntry, Shape
 from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
 from gopt.artifact.states_file import STATES_FILE

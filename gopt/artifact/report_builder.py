@@ -10,8 +10,8 @@ from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
-from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.manifest_builder import phases_by_rank
+from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.open_couplings import open_couplings
 from gopt.artifact.optimizer_report import removed_optimizer_values, removed_optimizers
 from gopt.artifact.removals import classes_of, find_removals

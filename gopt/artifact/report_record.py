@@ -13,7 +13,7 @@ from gopt.analysis.coupling.marks import Coupling
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import REPORT_FILE as REPORT_FILE
-from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
 from gopt.lower.invariants import Check

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from gopt.analysis.training import StateKind
-from gopt.artifact.manifest import LocalState, Manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InputError
 from gopt.ir.types import known, overflows

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction
-from gopt.artifact.manifest import LocalState, Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalState, RankEntry
 from gopt.artifact.server_entries import Mode, PullAt, ServerPlanEntry, TableEntry
 from gopt.artifact.server_key_check import check_keys
 from gopt.artifact.table_parts import part_piece, table_layout

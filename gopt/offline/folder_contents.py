@@ -26,8 +26,9 @@ from gopt.artifact.checkpoint_index import (
 )
 from gopt.artifact.graph_check import check_rank, check_source
 from gopt.artifact.integrity import FileEntry, check_files
-from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, RankEntry
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_check import check_graphs, read_manifest
+from gopt.artifact.manifest_entries import LocalState, RankEntry
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Place, place_shape, put

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from pathlib import Path
 
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.states_file import STATES_FILE
 from gopt.errors import InputError
 from gopt.ir.tensor import Tensor

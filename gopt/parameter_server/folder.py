@@ -11,8 +11,9 @@ import numpy as np
 
 from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.artifact.integrity import Inventory
-from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
+from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
+from gopt.artifact.manifest_entries import LocalState, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.output_folder import output_folder
 from gopt.artifact.pieces import cut_stored
 from gopt.artifact.ranks import RankFiles, write_ranks

@@ -11,7 +11,7 @@ from gopt.analysis.coupling.marks import Coupling, CouplingKind
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import bucket_of
 from gopt.artifact.local_types import UNKNOWN, LocalTypes
-from gopt.artifact.manifest import MeshEntry
+from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.open_couplings import open_couplings
 from gopt.artifact.pass_facts import RoleSize, SplitFacts, SplitSettings
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact

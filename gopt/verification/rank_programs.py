@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from gopt.artifact.graph_check import check_rank
-from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalAccumulator, LocalState, RankEntry
 from gopt.artifact.pieces import Place, cut, put
 from gopt.errors import InputError
 from gopt.ir.graph import Graph

@@ -33,7 +33,7 @@ class StartOverride:
         return f"{name}{and_more(len(self.values) - 1)} = {number if value.dtype == bool else f'{float(number):g}'}"
 
 
-class Schedule:
+class ScheduledPart:
     """The part of a step on counters, flags and hyper-parameters alone."""
 
     def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:

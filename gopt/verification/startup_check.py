@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gopt.artifact.manifest import LocalState, Manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalState
 from gopt.ir.graph import Graph
 from gopt.runtime.training.startup import run_startup, startup_values
 from gopt.verification.compare import Values, finite

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gopt.analysis.training import StateKind
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import cut
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION

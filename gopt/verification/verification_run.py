@@ -22,7 +22,7 @@ from gopt.verification.large_batch import LargeBatch
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import ReferenceStep
 from gopt.verification.result import Verification
-from gopt.verification.schedule import Schedule, StartOverride
+from gopt.verification.schedule import ScheduledPart, StartOverride
 from gopt.verification.sensitivity import apart, norm, units
 from gopt.verification.variant_runner import OWN_DATA, VariantRunner
 from gopt.verification.variants import (
@@ -215,7 +215,7 @@ class VerificationRun:
                 self.one(variant)
 
     def _schedule(self) -> list[StartOverride]:
-        schedule = Schedule(self.verifier.training, self.coverage, self.verifier.cache)
+        schedule = ScheduledPart(self.verifier.training, self.coverage, self.verifier.cache)
         starts = schedule.starts(self.start, self.settings, self.steps, self.fixed)
         for start in starts:
             self.one(replace(PLAIN, name=f"{start}", extra=True), start)

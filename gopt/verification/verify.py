@@ -24,8 +24,9 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_source
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report_check import stored_proof
 from gopt.errors import RunError

@@ -19,7 +19,8 @@ from gopt.artifact.checkpoint_index import (
     step_dir,
 )
 from gopt.artifact.integrity import FileEntry
-from gopt.artifact.manifest import CommonEntry, Manifest, MeshEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import CommonEntry, MeshEntry
 from gopt.errors import RunError
 
 MANIFEST = Manifest(

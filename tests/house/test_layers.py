@@ -15,6 +15,7 @@ LAYERS = (
     {"gopt.system"},
     {"gopt.documents"},
     {"gopt.records"},
+    {"gopt.schedules"},
     {"gopt.operators"},
     {"gopt.ir"},
     {"gopt.analysis", "gopt.autodiff"},

@@ -15,7 +15,7 @@ from helpers import Builder
 import gopt
 from gopt.analysis.coupling import CouplingKind, find_couplings
 from gopt.analysis.coupling.samples_axis import forward_swept
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.runtime.training.job import read_manifest
 from gopt.verification.large_batch import LargeBatch
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gopt.artifact.manifest import LocalState, Piece
+from gopt.artifact.manifest import Piece
+from gopt.artifact.manifest_entries import LocalState
 from gopt.errors import InputError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType

@@ -22,14 +22,14 @@ from products import part
 from recipes import Recipe, build
 
 import gopt
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import GoptError, RunError
 from gopt.ir.types import TensorType
 from gopt.offline.merge import merge, reshard
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
-from gopt.runtime.engines import heartbeat, launch
+from gopt.runtime.engines import launch, launcher_folder
 from gopt.runtime.engines.base import run_threads
 from gopt.runtime.training.job import Job, Progress, read_manifest
 from gopt.runtime.training.train import Trainer
@@ -543,7 +543,7 @@ def test_ranks_that_never_begin_are_given_up(tmp_path, monkeypatch):
 
 def test_the_code_is_that_of_the_rank_that_said_why(monkeypatch):
     """Others may end in any other way."""
-    claim = f"${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"
+    claim = f"${launch.HEARTBEATS}/{launcher_folder.ERROR_CLAIMED}"
     script = f'printf "3 1" > "{claim}.$$"; mv "{claim}.$$" "{claim}"; exit 9'
     monkeypatch.setattr(launch, "program", lambda arguments: ["sh", "-c", script])
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3

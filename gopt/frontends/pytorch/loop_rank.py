@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError
 from gopt.frontends.pytorch.state_file import module_values, training_values

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.report_groups import OpGroup, expand_ops
 from gopt.artifact.report_record import RankUsage, Report
 from gopt.documents.records import to_document

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gopt.api import stored_roles
-from gopt.artifact.manifest import SourceState
+from gopt.artifact.manifest_entries import SourceState
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report_groups import (
     AddedVarFact,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from gopt.analysis.training import StateKind
-from gopt.artifact.manifest import LocalState, SourceState
+from gopt.artifact.manifest_entries import LocalState, SourceState
 from gopt.artifact.pass_facts import BucketFacts
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.ir.graph import Node

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gopt import __version__
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import Manifest, RankEntry, SourceState
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import RankEntry, SourceState
 from gopt.artifact.report_groups import OpGroup, type_counts
 from gopt.artifact.report_record import Report
 from gopt.ir.graph import Graph

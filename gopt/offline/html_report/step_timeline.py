@@ -11,7 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from gopt.api import load_stored_source, stored_roles
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.report_groups import expand_ops
 from gopt.artifact.report_record import Report
 from gopt.errors import InputError

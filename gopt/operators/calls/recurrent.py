@@ -63,10 +63,11 @@ class _Direction:
 
 
 def _layer(
-    t: Any, a: NodeSettings, defaults: Sequence[str], x: Any, w: Any, r: Any, b: Any, lengths: Any,
-    starts: Sequence[Any], step_of: Callable[[int, _Direction, Sequence[Callable[[Any], Any]]], Step],
+    t: Any, a: NodeSettings, defaults: Sequence[str], operands: Sequence[Any],
+    step_of: Callable[[int, _Direction, Sequence[Callable[[Any], Any]]], Step],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """All results, and the end of the states."""
+    """All results, and the end of the states; the ``operands`` in the order of the node."""
+    x, w, r, b, lengths, *starts = operands
     turned, ways, rows = a.get("layout", 0), w.shape[0], w.shape[1]
     functions = _functions(t, a, defaults)
     x = x.transpose(0, 1) if turned else x
@@ -108,7 +109,7 @@ def rnn(
     def step_of(way: int, direction: _Direction, functions: Sequence[Callable[[Any], Any]]) -> Step:
         return lambda row, states: [functions[0](row + states[0] @ direction.past + direction.past_bias)]
 
-    return _layer(t, a, ["Tanh"], x, w, r, b, lengths, [h], step_of)
+    return _layer(t, a, ["Tanh"], (x, w, r, b, lengths, h), step_of)
 
 
 def gru(
@@ -129,7 +130,7 @@ def gru(
 
         return step
 
-    return _layer(t, a, ["Sigmoid", "Tanh"], x, w, r, b, lengths, [h], step_of)
+    return _layer(t, a, ["Sigmoid", "Tanh"], (x, w, r, b, lengths, h), step_of)
 
 
 def lstm(
@@ -151,4 +152,4 @@ def lstm(
 
         return step
 
-    return _layer(t, a, ["Sigmoid", "Tanh", "Tanh"], x, w, r, b, lengths, [h, c], step_of)
+    return _layer(t, a, ["Sigmoid", "Tanh", "Tanh"], (x, w, r, b, lengths, h, c), step_of)

@@ -57,14 +57,17 @@ class _Exchanges(Protocol):
     def gather(self, item: Any) -> list[Any]: ...
 
 
+def _attempt(work: Callable[[], T]) -> T | GoptError:
+    try:
+        return work()
+    except GoptError as error:
+        return error
+
+
 def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
     """Run ``work`` on every rank together. If work fails on some ranks, the first of these raises the error, and the
     other ranks wait until this rank ends the job."""
-    result: T | GoptError
-    try:
-        result = work()
-    except GoptError as error:
-        result = error
+    result = _attempt(work)
     refused = [rank for rank, failed in enumerate(engine.gather(isinstance(result, GoptError))) if failed]
     if refused and refused[0] != engine.rank:
         engine.gather(None)
@@ -77,11 +80,7 @@ def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
 def exit_together(exchange: Callable[[int], list[int]], rank: int, work: Callable[[], T]) -> T:
     """Run ``work`` on all ranks of a launcher. If work fails on some ranks, the first of these raises the error, and
     the others exit with the same code and no message. ``exchange``: returns the numbers given by all ranks."""
-    result: T | GoptError
-    try:
-        result = work()
-    except GoptError as error:
-        result = error
+    result = _attempt(work)
     codes = exchange(result.exit_code if isinstance(result, GoptError) else 0)
     failed = next((number for number, code in enumerate(codes) if code), None)
     if failed is not None and failed != rank:

@@ -9,137 +9,34 @@ import io
 import mmap
 import os
 import select
-import signal
-import stat
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from gopt.errors import RunError
-from gopt.runtime.engines.processes import new_name, remove_shared
+from gopt.runtime.engines.launcher_folder import (
+    ERROR_CLAIMED,
+    ERROR_TEXT,
+    is_alive,
+    launcher_folder,
+    read_claim,
+    read_marker,
+    remove_folder,
+    start_of,
+)
+from gopt.runtime.engines.rank_status import RECORD, REPORTED, RUNNING, WAITING, RankStatus, missing, read, read_status
 from gopt.runtime.engines.watchdog import Watchdog
-from gopt.spmd.pass_records import rank_ranges
-from gopt.system.lock import LockState, lock_existing, lock_file
 
-HEARTBEATS = "GOPT_HEARTBEATS"
-"""Environment variable: the folder in which ranks publish their positions."""
-LAUNCHER = "launcher"
-"""File in that folder, its marker: the launcher's process. Its ranks end when it has."""
-LIVE = "live"
-"""File in that folder: a line of JSON for each step of the first rank."""
-ERROR_CLAIMED = "said"
-"""File in that folder: created by the rank that reports why the job ends, with its exit code and process."""
-ERROR_TEXT = "why"
-"""File in that folder: what that rank says. The launcher prints it: it ends ranks before it has read their output."""
-DIED = "died"
-"""First part of the name of a file in that folder, by the launcher, for the code with which a rank's process ended: 128
-and the number of the signal that killed it."""
-STORE = "store"
-"""File in that folder: where processes of ``torch.distributed`` meet."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
-PREFIX = "gopt."
-"""Of the names of launchers' folders."""
-_MARK = "gopt-launcher"
-"""First word of the marker."""
 _PASSING = 0.1
 """Seconds that a user's own launcher has to take what a rank prints, before the rank ends the job."""
 _EXPLAINS = 60.0
 """Seconds that the others leave to that rank to report; on a busy machine it takes long to be scheduled."""
-_RECORD = struct.Struct("<qqqqd")
-"""Process number, step, call, how it goes, seconds since the epoch."""
-RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
-"""Status of a rank: running; ended well; reported an error; waiting for others in a call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """A launcher's process; ``start``: the start time in ticks of the system, because process numbers are reused;
-    ``job``: the name of the processes, '' in the folder of an older gopt."""
-
-    process: int
-    start: int
-    job: str = ""
-
-
-@contextmanager
-def marked(folder: Path) -> Iterator[str]:
-    """Make a folder the folder of the launcher in this process and lock the marker in the block; yields the job's
-    name."""
-    job, lock = new_name(), lock_file(folder / LAUNCHER)
-    try:
-        Path(folder, LAUNCHER).write_text(f"{_MARK} {os.getpid()} {start_of(os.getpid())} {job}")
-        yield job
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def remove_dead(home: Path) -> None:
-    """Remove what killed launchers have left in the folder for temporary files: folders with a marker of this user and
-    a free lock, and the shared memory of the jobs."""
-    for folder in home.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            about = folder.lstat()
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (launcher := read_marker(folder)):
-                lock = lock_existing(folder / LAUNCHER) if launcher.job else None
-                if lock is not None:
-                    if lock[1] is LockState.MINE:
-                        _remove(folder)
-                    os.close(lock[0])
-
-
-def read_marker(folder: Path) -> Launcher | None:
-    """Return the launcher of this folder; None for any other folder."""
-    with suppress(OSError, ValueError):
-        number = os.open(folder / LAUNCHER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        with open(number, "rb") as file:
-            about = os.fstat(number)
-            if stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid():
-                word, process, start, *job = file.read(100).decode().split()
-                return Launcher(int(process), int(start), *job[:1]) if word == _MARK else None
-    return None
-
-
-def launcher_folder() -> Path | None:
-    """Return the folder of the gopt that launched this process; None without a launcher, and for a variable that names
-    an unmarked folder."""
-    text = os.environ.get(HEARTBEATS)
-    folder = Path(text) if text else None
-    return folder if folder is not None and read_marker(folder) is not None else None
-
-
-def start_of(process: int) -> int:
-    """When a process started, in ticks since the system did; 0 for a process that has ended."""
-    fields = _stat(process)
-    return int(fields[19]) if len(fields) > 19 else 0
-
-
-def _stat(process: int) -> list[bytes]:
-    """The fields shown by the system for a process of this host, behind the name; empty for a process that has
-    ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()
-    return []
-
-
-def _remove(folder: Path) -> None:
-    """Remove the files of launcher and ranks from their folder, the folder itself if nothing else is in it, and the
-    ranks' shared memory."""
-    if (launcher := read_marker(folder)) is not None and launcher.job:
-        remove_shared(launcher.job)
-    with suppress(OSError):
-        for path in list(folder.iterdir()):
-            kind = path.name.partition(".")[0]
-            if path.name.isdigit() or kind in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT, DIED, STORE):
-                path.unlink()
-        folder.rmdir()
 
 
 class StatusPublisher:
@@ -153,12 +50,12 @@ class StatusPublisher:
         self.others: Callable[[], list[RankStatus]] = lambda: []
         """Returns the last status of all visible ranks."""
         self._process = os.getpid()
-        self._record: Any = bytearray(_RECORD.size)
+        self._record: Any = bytearray(RECORD.size)
         self.at(0, -1)
         if number is not None:
             # Whole at once: others may read it now. By write, as a full disk would be a signal on a write to memory.
             os.pwrite(number, self._record, 0)
-            self._record = mmap.mmap(number, _RECORD.size)
+            self._record = mmap.mmap(number, RECORD.size)
 
     @classmethod
     def open(cls, rank: int, gather: Callable[[Any], list[Any]]) -> StatusPublisher:
@@ -184,7 +81,7 @@ class StatusPublisher:
             rank: f"/proc/{offer[0]}/fd/{offer[1]}"
             for rank, offer in enumerate(offers) if offer is not None and offer[2] == os.uname().nodename
         }  # fmt: skip
-        beat.others = lambda: [status for rank, path in near.items() if (status := _read(rank, Path(path))) is not None]
+        beat.others = lambda: [*filter(None, (read_status(rank, Path(path)) for rank, path in near.items()))]
         return beat
 
     def follow(self) -> None:
@@ -201,12 +98,12 @@ class StatusPublisher:
             else:
                 if start_of(launcher.process) == launcher.start:
                     select.select([handle], [], [])
-        _remove(self.folder)
+        remove_folder(self.folder)
         os._exit(RunError("").exit_code)
 
     def at(self, step: int, call: int, how: int = RUNNING) -> None:
         self.step, self.call = step, call
-        _RECORD.pack_into(self._record, 0, self._process, step, call, how, time.time())
+        RECORD.pack_into(self._record, 0, self._process, step, call, how, time.time())
 
     def waits(self, waiting: bool) -> None:
         """Record that the rank begins or ends a wait for others."""
@@ -263,149 +160,14 @@ class StatusPublisher:
         limit = time.monotonic() + _EXPLAINS
         while time.monotonic() < limit:
             claim = read_claim(self.folder)
-            if claim is None or claim.process == self._process or not _is_alive(claim.process):
+            if claim is None or claim.process == self._process or not is_alive(claim.process):
                 return
             if any(status.how == REPORTED for status in self.others() if status.process == claim.process):
                 return
             time.sleep(0.05)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorClaim:
-    """The claim of a rank to report why a job ends: the job's exit code, and the rank's process."""
-
-    code: int
-    process: int
-
-
-def read_claim(folder: Path) -> ErrorClaim | None:
-    """Return the claim to report why the job ends, or None where no rank has failed."""
-    with suppress(OSError, ValueError):  # it may be written just now
-        code, process = map(int, (folder / ERROR_CLAIMED).read_text().split())
-        return ErrorClaim(code, process)
-    return None
-
-
-def read_explanation(folder: Path) -> str:
-    """Return a rank's report on why the job ends; '' if no rank has left a report for the launcher."""
-    with suppress(OSError):
-        return (folder / ERROR_TEXT).read_text("utf-8")
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class RankStatus:
-    """The last published status of a rank."""
-
-    rank: int
-    process: int
-    step: int
-    call: int
-    how: int
-    when: float
-
-    @property
-    def where(self) -> str:
-        call = f", call {self.call}" if self.call >= 0 else ""
-        return f"step {self.step + 1}{call}"
-
-
-def read(folder: Path) -> list[RankStatus]:
-    """Return the last status of every rank, from a launcher's folder."""
-    paths = sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    return [status for path in paths if (status := _read(int(path.name), path)) is not None]
-
-
-def _read(rank: int, path: Path) -> RankStatus | None:
-    with suppress(OSError):
-        data = path.read_bytes()
-        if len(data) == _RECORD.size:
-            return RankStatus(rank, *_RECORD.unpack(data))
-    return None
-
-
-def how_it_died(rank: int, seconds: float = 1.0) -> str:
-    """How the process of a silent rank ended: the signal or the code; '' where no parent has told within some
-    seconds."""
-    folder = launcher_folder()
-    until = time.monotonic() + seconds
-    while folder is not None:
-        with suppress(OSError, ValueError):
-            code = int((folder / f"{DIED}.{rank}").read_text())
-            if code > 128:
-                return f"was killed by {signal_name(code - 128)}"
-            return f"exited with code {code} and no message"
-        if time.monotonic() > until:
-            break
-        time.sleep(0.02)
-    return ""
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal, such as ``SIGSEGV``."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def follow(watchdog: Watchdog, beat: StatusPublisher, rank: int) -> None:
     """Publish a rank's waits, and give its watchdog the waits of other ranks."""
     watchdog.waits = beat.waits
     watchdog.missing = lambda: missing(beat.others(), rank)
-
-
-def missing(statuses: Sequence[RankStatus], rank: int) -> str:
-    """Name the ranks on which rank ``rank`` waits: ranks that wait for no other rank, or are stopped.
-
-    A rank that waits for such a rank is not named."""
-    peers = [status for status in statuses if status.rank != rank]
-    stopped = {peer.rank for peer in peers if is_stopped(peer.process)}
-    late = [peer for peer in peers if peer.how != WAITING or peer.rank in stopped]
-    if not late:
-        return _all_wait(statuses, rank)
-    one = late[0] if len(late) == 1 else None
-    if one is None:
-        return f"ranks {_some([status.rank for status in late])} did not reach this call"
-    if one.rank in stopped:
-        return f"rank {one.rank} did not reach this call: its process is stopped, in {one.where}"
-    return f"rank {one.rank} did not reach this call: " + (
-        "it has ended" if one.how != RUNNING else f"it is in {one.where}"
-    )
-
-
-def _all_wait(statuses: Sequence[RankStatus], rank: int) -> str:
-    """Describe a deadlock, in which all ranks wait: name the least advanced ranks."""
-    mine = [status for status in statuses if status.rank == rank]
-    behind = [status for status in statuses if mine and (status.step, status.call) < (mine[0].step, mine[0].call)]
-    if not behind:
-        return "another rank did not reach this call"
-    least = min(behind, key=lambda status: (status.step, status.call))
-    return f"another rank did not reach this call: rank {least.rank} still waits in {least.where}"
-
-
-def _is_alive(process: int) -> bool:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(process, 0)
-        return True
-    return False
-
-
-def is_stopped(process: int) -> bool:
-    """Return whether a process of this host is stopped by a signal or a debugger."""
-    return _stat(process)[:1] in ([b"T"], [b"t"])
-
-
-def waiting(statuses: Iterable[RankStatus], dead: int) -> str:
-    """Where the other ranks waited when a rank died, such as ``; rank 0 waited in call 1``."""
-    calls: dict[int, list[int]] = {}
-    for status in statuses:
-        if status.how == WAITING and status.rank != dead and status.call >= 0:
-            calls.setdefault(status.call, []).append(status.rank)
-    clauses = [f"; rank{'s' * (len(ranks) > 1)} {_some(ranks)} waited in call {call}" for call, ranks in calls.items()]
-    return "".join(clauses[:3])
-
-
-def _some(ranks: Sequence[int]) -> str:
-    text = rank_ranges(sorted(ranks))
-    return text if len(text) <= 60 else f"{text[:60].rpartition(',')[0]} and others"

@@ -17,25 +17,21 @@ from typing import IO
 
 from gopt.errors import RunError, StoppedError
 from gopt.limits import LINE_BYTES
-from gopt.runtime.engines.heartbeat import (
+from gopt.runtime.engines.launcher_folder import (
     DIED,
-    ENDED,
     HEARTBEATS,
     LIVE,
     PREFIX,
-    WAITING,
-    RankStatus,
     is_stopped,
     marked,
-    read,
     read_claim,
     read_explanation,
     remove_dead,
     signal_name,
-    waiting,
 )
 from gopt.runtime.engines.mpi import LAUNCHED
 from gopt.runtime.engines.processes import RankProcesses, catches
+from gopt.runtime.engines.rank_status import ENDED, WAITING, RankStatus, read, waiting
 from gopt.system.signals import INTERRUPT, STOPS, handle_signals
 
 COPYING = 20.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gopt.errors import GoptError, RunError
-from gopt.runtime.engines.heartbeat import is_stopped, launcher_folder, read
+from gopt.runtime.engines.launcher_folder import is_stopped, launcher_folder
+from gopt.runtime.engines.rank_status import read
 from gopt.runtime.messages.roster import Roster
 
 

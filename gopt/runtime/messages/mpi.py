@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gopt.errors import OptionError
-from gopt.runtime.engines.heartbeat import how_it_died
+from gopt.runtime.engines.launcher_folder import how_it_died
 from gopt.runtime.engines.mpi import load_mpi
 from gopt.runtime.memory import bits
 from gopt.runtime.messages.endpoint import Endpoint

@@ -10,7 +10,8 @@ from typing import Any
 
 from gopt.artifact import manifest_check
 from gopt.artifact.graph_check import EDITED, check_rank
-from gopt.artifact.manifest import LocalState, Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalState, RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.errors import InputError, InvariantError, OptionError, RunError, UnsupportedError

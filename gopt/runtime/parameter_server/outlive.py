@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gopt.errors import OptionError
-from gopt.runtime.engines.heartbeat import launcher_folder, signal_name
+from gopt.runtime.engines.launcher_folder import launcher_folder, signal_name
 
 FLAG = "-disable-auto-cleanup"
 _PROXY = "hydra_pmi_proxy"

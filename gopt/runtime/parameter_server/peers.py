@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from gopt.runtime.engines.heartbeat import ENDED, REPORTED, RankStatus, how_it_died
+from gopt.runtime.engines.launcher_folder import how_it_died
+from gopt.runtime.engines.rank_status import ENDED, REPORTED, RankStatus
 from gopt.runtime.messages.hub import Hub
 
 GONE = "its process was killed, or ended without a message"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.server_entries import TableEntry
 from gopt.artifact.table_parts import table_layout
 from gopt.ir.graph import COMM, Graph

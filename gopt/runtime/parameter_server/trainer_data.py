@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.errors import InputError
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType

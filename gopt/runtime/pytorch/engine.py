@@ -20,7 +20,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.records.mesh import Mesh
-from gopt.runtime.engines.heartbeat import STORE, launcher_folder
+from gopt.runtime.engines.launcher_folder import STORE, launcher_folder
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
 from gopt.runtime.pytorch.calls import START, GroupCall, Tensors

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gopt.artifact.manifest import InputKind, Manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import InputKind
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.fitted_arrays import closed

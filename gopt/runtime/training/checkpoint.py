@@ -26,7 +26,8 @@ from gopt.artifact.checkpoint_index import (
     step_dir,
 )
 from gopt.artifact.integrity import FileEntry
-from gopt.artifact.manifest import LocalState, Manifest, Piece
+from gopt.artifact.manifest import Manifest, Piece
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state

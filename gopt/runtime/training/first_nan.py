@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.errors import GoptError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import FLOATS

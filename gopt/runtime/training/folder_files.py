@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import RankEntry
 
 
 class FolderAgreement(Protocol):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gopt.artifact.manifest import InputEntry, InputKind, Manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import InputEntry, InputKind
 from gopt.errors import OptionError
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.session import Array

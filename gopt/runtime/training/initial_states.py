@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact.manifest import LocalState, Piece
+from gopt.artifact.manifest import Piece
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import cut_stored
 from gopt.errors import InputError
 from gopt.ir.external_data import load_state

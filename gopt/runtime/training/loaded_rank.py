@@ -10,7 +10,7 @@ import numpy as np
 
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.graph_check import check_rank
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.errors import RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load

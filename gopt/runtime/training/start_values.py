@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gopt.artifact.manifest import LocalState, Manifest
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import LocalState
 from gopt.collectives.node import format_shape
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Node

@@ -91,7 +91,7 @@ class Trainer:
         return "; ".join(filter(None, (self.job.order(self.rank.micro_steps).note(counts, self.rank.parts), evaluated)))
 
     def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
-        evaluator = Evaluator.of(plan, self.manifest, self._samples)
+        evaluator = Evaluator.of(plan, self.rank, self._samples)
         if evaluator.choice is not None and self.checkpoints is not None and self.job.resume:
             best = self.checkpoints.best()
             since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
@@ -233,7 +233,7 @@ class Trainer:
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        evaluation = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.rank.held, self.rank.to_host)
+        evaluation = evaluator.evaluate(self.step)
         self.ended = evaluation.ends
         return evaluation
 

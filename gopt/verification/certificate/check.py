@@ -17,8 +17,8 @@ import numpy as np
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import LocalAccumulator, LocalState, RankEntry
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.manifest_entries import LocalAccumulator, LocalState, RankEntry
 from gopt.artifact.pieces import Piece, cover, put
 from gopt.collectives.node import call_signature
 from gopt.errors import GoptError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import Piece, cover
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable

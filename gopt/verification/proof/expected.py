@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import State, StateKind
-from gopt.artifact.manifest import LocalState
+from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import Piece
 from gopt.collectives.layout import HALVES
 from gopt.errors import UnsupportedError

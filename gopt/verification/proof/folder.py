@@ -9,8 +9,9 @@ from pathlib import Path
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
 from gopt.errors import InputError

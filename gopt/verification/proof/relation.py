@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import LocalAccumulator, LocalState
+from gopt.artifact.manifest_entries import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from gopt import documents
-from gopt.artifact.manifest import WireType
+from gopt.artifact.manifest_entries import WireType
 from gopt.artifact.pieces import Piece
 from gopt.documents.config import RolesTable
 from gopt.documents.records import OPTIONAL, Bounds, Count, Positive, from_document, one_of

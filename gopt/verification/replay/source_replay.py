@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.pieces import Piece, cut, put
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.executor import Executor

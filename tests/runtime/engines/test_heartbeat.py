@@ -23,20 +23,11 @@ from test_run import command, mpi, run, written
 from gopt.errors import RunError
 from gopt.ir.graph import Node
 from gopt.records.mesh import Mesh
-from gopt.runtime.engines import heartbeat, launch, processes
+from gopt.runtime.engines import heartbeat, launch, launcher_folder, processes, rank_status
 from gopt.runtime.engines.base import InProcessStore, run_threads
-from gopt.runtime.engines.heartbeat import (
-    ENDED,
-    REPORTED,
-    RUNNING,
-    WAITING,
-    RankStatus,
-    StatusPublisher,
-    missing,
-    read,
-    waiting,
-)
+from gopt.runtime.engines.heartbeat import StatusPublisher
 from gopt.runtime.engines.processes import RankProcesses
+from gopt.runtime.engines.rank_status import ENDED, REPORTED, RUNNING, WAITING, RankStatus, missing, read, waiting
 from gopt.runtime.training.job import StepMessage
 
 
@@ -99,7 +90,7 @@ def test_where_the_others_waited():
 def test_the_launcher_knows_which_process_was_the_first(codes, said, tmp_path):
     """All ranks are gone when it looks, and all say that they waited in the same call."""
     for each in seen((WAITING, 7, 1), (WAITING, 7, 1)):
-        record = heartbeat._RECORD.pack(each.process, each.step, each.call, each.how, each.when)
+        record = rank_status.RECORD.pack(each.process, each.step, each.call, each.how, each.when)
         (tmp_path / f"{each.rank}").write_bytes(record)
     with pytest.raises(RunError) as caught:
         launch._JobMonitor(ended(codes), tmp_path, 1.0, print).run()
@@ -117,7 +108,7 @@ def test_a_line_is_shown_once_and_when_it_is_whole(tmp_path):
     watchdog = launch._JobMonitor(ended({}), tmp_path, 1.0, shown.append)
     watchdog._tell()
     for text, lines in (("a\nb", ["a"]), ("c\nd\n", ["a", "bc", "d"]), ("", ["a", "bc", "d"])):
-        with (tmp_path / heartbeat.LIVE).open("a") as file:
+        with (tmp_path / launcher_folder.LIVE).open("a") as file:
             file.write(text)
         watchdog._tell()
         assert shown == lines
@@ -189,7 +180,8 @@ def test_a_hang_under_a_users_own_launcher_names_the_rank_as_well(tmp_path):
 FIRST = """
 import sys
 from pathlib import Path
-from gopt.runtime.engines.heartbeat import REPORTED, StatusPublisher
+from gopt.runtime.engines.heartbeat import StatusPublisher
+from gopt.runtime.engines.rank_status import REPORTED
 
 home = Path(sys.argv[1])
 file = (home / "0").open("w+b")
@@ -227,11 +219,11 @@ def test_the_others_wait_until_the_first_has_reported(ends: str, tmp_path: Path)
             first.wait()
         waits.join()
         assert [each.how for each in read(tmp_path)][1] == REPORTED and not explained
-        assert heartbeat.read_claim(tmp_path) == heartbeat.ErrorClaim(5, first.pid)
+        assert launcher_folder.read_claim(tmp_path) == launcher_folder.ErrorClaim(5, first.pid)
 
 
 def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):
-    monkeypatch.delenv(heartbeat.HEARTBEATS, raising=False)
+    monkeypatch.delenv(launcher_folder.HEARTBEATS, raising=False)
     mesh, met = Mesh.parse("shard=3"), threading.Barrier(3)
 
     def work(engine):
@@ -256,29 +248,29 @@ def test_heartbeats_without_a_folder_are_seen_by_all(monkeypatch):
 )
 def test_a_folder_without_a_marker_is_nobodys(marker, tmp_path, monkeypatch):
     """Whoever names the folder: nothing is written there, and nothing removed."""
-    path = tmp_path / heartbeat.LAUNCHER
+    path = tmp_path / launcher_folder.LAUNCHER
     if marker == "folder":
         path.mkdir()
     elif marker == "pipe":
         os.mkfifo(path)
     elif marker is not None:
         path.write_bytes(marker if isinstance(marker, bytes) else marker.encode())
-    monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
-    assert heartbeat.launcher_folder() is None
+    monkeypatch.setenv(launcher_folder.HEARTBEATS, str(tmp_path))
+    assert launcher_folder.launcher_folder() is None
 
 
 @pytest.mark.parametrize("value", ["", "/dev/zero", "/nowhere", "/", "\n", "."])
 def test_a_variable_that_names_no_launchers_folder(value, monkeypatch):
-    monkeypatch.setenv(heartbeat.HEARTBEATS, value)
-    assert heartbeat.launcher_folder() is None
+    monkeypatch.setenv(launcher_folder.HEARTBEATS, value)
+    assert launcher_folder.launcher_folder() is None
 
 
 def test_a_marked_folder_is_the_launchers(tmp_path, monkeypatch):
-    with heartbeat.marked(tmp_path) as job:
-        monkeypatch.setenv(heartbeat.HEARTBEATS, str(tmp_path))
-        assert heartbeat.launcher_folder() == tmp_path
-        found = heartbeat.read_marker(tmp_path)
-    assert found == heartbeat.Launcher(os.getpid(), heartbeat.start_of(os.getpid()), job) and found.start
+    with launcher_folder.marked(tmp_path) as job:
+        monkeypatch.setenv(launcher_folder.HEARTBEATS, str(tmp_path))
+        assert launcher_folder.launcher_folder() == tmp_path
+        found = launcher_folder.read_marker(tmp_path)
+    assert found == launcher_folder.Launcher(os.getpid(), launcher_folder.start_of(os.getpid()), job) and found.start
 
 
 def test_the_next_launcher_removes_what_a_killed_one_has_left_and_nothing_else(tmp_path):
@@ -290,15 +282,15 @@ def test_the_next_launcher_removes_what_a_killed_one_has_left_and_nothing_else(t
             folder.mkdir()
             (folder / "0").touch()
             if name == "older":
-                (folder / heartbeat.LAUNCHER).write_text("gopt-launcher 1 1")
+                (folder / launcher_folder.LAUNCHER).write_text("gopt-launcher 1 1")
             elif name != "bare":
-                marker = heartbeat.marked(folder)
+                marker = launcher_folder.marked(folder)
                 job = running.enter_context(marker) if name == "alive" else left_by(marker)
                 shared[name] = Path(f"/dev/shm/mpich_shm_{processes._fnv(job.encode()):x}_0")
                 shared[name].touch()
         (folders["mixed"] / "precious").touch()
         (tmp_path / "gopt.link").symlink_to("precious")
-        heartbeat.remove_dead(tmp_path)
+        launcher_folder.remove_dead(tmp_path)
     try:
         assert sorted(os.listdir(tmp_path)) == ["gopt.alive", "gopt.bare", "gopt.link", "gopt.mixed", "gopt.older"]
         assert os.listdir(folders["mixed"]) == ["precious"]
@@ -328,7 +320,7 @@ def test_a_rank_without_its_launcher_removes_what_they_wrote_alone(process, tmp_
             number = gone.pid
     for name in ("0", "12", "live", "said", "said.12", "why.12", "why"):
         (tmp_path / name).write_text("")
-    (tmp_path / heartbeat.LAUNCHER).write_text(f"gopt-launcher {number} 1")
+    (tmp_path / launcher_folder.LAUNCHER).write_text(f"gopt-launcher {number} 1")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "0").write_text("kept")
     (tmp_path / "0.onnx").write_text("kept")

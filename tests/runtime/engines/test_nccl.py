@@ -19,7 +19,7 @@ from products import part, spread
 from runtime_graphs import make
 
 import gopt
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import COMM, Node

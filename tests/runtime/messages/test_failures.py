@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gopt.runtime.engines.heartbeat import RUNNING, RankStatus
+from gopt.runtime.engines.rank_status import RUNNING, RankStatus
 from gopt.runtime.messages import failures
 from gopt.runtime.messages.failures import Awaited, late
 from gopt.runtime.messages.roster import Roster

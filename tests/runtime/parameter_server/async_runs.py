@@ -13,7 +13,7 @@ from helpers import run_graph
 
 from gopt import api
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.pieces import cut
 from gopt.artifact.server_entries import KeyEntry, Mode, TableEntry
 from gopt.artifact.table_parts import table_layout

@@ -7,7 +7,8 @@ import pytest
 from onnx import helper
 from runtime_graphs import make
 
-from gopt.artifact.manifest import LocalState, Piece
+from gopt.artifact.manifest import Piece
+from gopt.artifact.manifest_entries import LocalState
 from gopt.errors import InputError
 from gopt.runtime.training.initial_states import initial_states
 

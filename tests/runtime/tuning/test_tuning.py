@@ -15,7 +15,7 @@ from recipes import Recipe
 from test_run import command, mpi, run, samples, settings, train, values, written
 
 import gopt
-from gopt.artifact.manifest import InputKind
+from gopt.artifact.manifest_entries import InputKind
 from gopt.ir.types import numpy_dtype
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
