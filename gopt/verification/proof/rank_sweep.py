@@ -81,7 +81,7 @@ class NodeOrder:
 
 
 class _Followed(ChainMap[str, int]):
-    """The values of a rank in front of its leader's; ``ranges``: values that nobody has read yet, by name."""
+    """The values of a rank in front of its leader's; ``ranges``: values without a reader so far, by name."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
         super().__init__(own, leaders)
