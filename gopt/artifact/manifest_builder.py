@@ -18,6 +18,7 @@ from gopt.artifact.manifest_entries import (
     OutputEntry,
     PhaseEntry,
     RankEntry,
+    SavedValue,
     SourceState,
 )
 from gopt.artifact.ranks import rank_file
@@ -93,7 +94,13 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
         content = parts[0].content
         if content not in states_of:
             states_of[content] = tuple(map(local_state, parts[0].states))
-        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), fed)
+        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), _saved(parts), fed)
+
+
+def _saved(parts: Sequence[RankGraph]) -> tuple[SavedValue, ...]:
+    """The values that a rank carries from the forward to the backward."""
+    types = {value.input: value.type for part in parts for value in part.saved}
+    return tuple(SavedValue(name, type.dtype, type.shape) for name, type in types.items())
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:

@@ -78,12 +78,19 @@ class AllRanks:
         last = max(self.which)
         remembers = tamper is None and reference.keeps(sum(self.phases.values()), len(self.ranks))
         marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
+        saved: dict[tuple[int, int], Values] = {}
+        """Rank and micro-step -> what its forward left for its backward."""
         for phase, times in self.phases.items():
             members = [r for r, rank in enumerate(self.ranks) if phase in rank.programs]
             programs = [self.ranks[r].programs[phase] for r in members]
             for turn in range(times):
                 rank_feeds = [
-                    {**states[r], **settings, **self.ranks[r].record.feeds(batches[turn][self.which[r]])}
+                    {
+                        **states[r],
+                        **settings,
+                        **self.ranks[r].record.feeds(batches[turn][self.which[r]]),
+                        **saved.get((r, turn), {}),
+                    }
                     for r in members
                 ]
                 feeds = [
@@ -104,6 +111,8 @@ class AllRanks:
                 ]  # fmt: skip
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(states[r], output)
+                    names = {value.name for value in self.ranks[r].record.saved} & output.keys()
+                    saved.setdefault((r, turn), {}).update((name, np.array(output[name])) for name in names)
                     results.outputs[r].update(output)
                     for name in reference.outputs:
                         if name in output:

@@ -18,7 +18,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.device import Device
 from gopt.runtime.engines.base import CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
-from gopt.runtime.executor import Executor
+from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.consistency import check_calls, share_memory
@@ -39,6 +39,10 @@ class LoadedRank:
         check_own(folder, self.manifest, engine.rank)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.micro_steps = max(times for _, times in self.phases)
+        self.actions = [(phase, turn) for phase, times in self.phases for turn in range(times)]
+        """The runs of a step in order: a phase, and the number of its micro-step."""
+        self._saved: dict[int, dict[str, Any]] = {}
+        """Micro-step -> the values that its forward left for its backward."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
@@ -112,9 +116,18 @@ class LoadedRank:
         """Move the states to the device, behind ``prepare``."""
         self.held = {name: self.device.hold(array) for name, array in self.held.items()}
 
-    def run_phase(self, phase: str, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
-        """Run a phase once on the states and these inputs; returns the other outputs, as views."""
-        return self.programs[phase].advance(self.held, feeds, calls)
+    def run_phase(self, phase: str, turn: int, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
+        """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
+        inputs, saved = self.graphs[phase].inputs, self._saved.get(turn, {})
+        taken = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
+        results = self.programs[phase].advance(self.held, dict[str, Any](feeds) | taken if taken else feeds, calls)
+        for name in taken:
+            del saved[name]
+        for value in self.record.saved:
+            if value.name in results:
+                array = results.pop(value.name)
+                self._saved.setdefault(turn, {})[value.name] = array.copy() if isinstance(array, np.ndarray) else array
+        return results
 
     def to_host(self, value: Any) -> Array:
         """A state as an array in host memory, after all pending work on this state."""

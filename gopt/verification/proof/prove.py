@@ -230,6 +230,7 @@ class Prover:
                     number = self._unknown(rank, f"{name}, in another shape", number)
                 states[name] = number
                 values.dtypes[name] = graph.outputs[output].dtype
+        states.update((name, results[name]) for name in rank.saved if name in graph.outputs)
         for name in graph.outputs:
             if name in rank.outputs and states.setdefault(f"output {name}", results[name]) != results[name]:
                 states[f"output {name}"] = self._unknown(rank, name, results[name])  # two phases show two values

@@ -1,0 +1,35 @@
+"""The stages of a pipeline: the members of an axis that compute and hold parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gopt.records.mesh import Mesh
+from gopt.records.placements import OnMember, Sharding
+
+PIPELINE = "pp"
+"""The axis of the mesh whose members are stages."""
+TRANSFER = "Transfer"
+"""The layout operator between stages: from a stage to another, or to all (``target`` -1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """The stage of each state of a step; a state without an entry is equal on all stages.
+
+    ``placement``: stage -> member of the axis. Stages are numbered in the order of the forward.
+    """
+
+    mesh: Mesh
+    placement: tuple[int, ...]
+    states: Mapping[str, int]
+
+    @property
+    def stages(self) -> int:
+        return len(self.placement)
+
+    def on(self, stage: int, sharding: Sharding) -> Sharding:
+        """``sharding``, on the member of a stage alone."""
+        placements = dict(sharding.by_axis) | {PIPELINE: OnMember(self.placement[stage])}
+        return Sharding(tuple((axis, placements[axis]) for axis, _ in self.mesh.axes if axis in placements))
