@@ -201,12 +201,13 @@ class Elements:
         self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape, of: Sequence[int] = ()
     ) -> int:
         """The number of an expression; ``of``: fewer expressions with the facts of all operands."""
+        never_zero = op == INVERSE and self._never_zero(operands[0])  # numbers expressions of its own
         kind = _LongExpression if len(operands) > _FEW else Expression
         expression = tuple.__new__(kind, (op, attributes, operands, shape))
         number = self._numbers.setdefault(expression, len(self.all))
         if number == len(self.all):
             of = of or operands
-            number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))  # of numbers
+            number_of = never_zero or op in _FINITE
             self.all.append(expression)
             self.varies.append(self.varies[of[0]] if len(of) == 1 else NOWHERE.union(*map(self.varies.__getitem__, of)))
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
@@ -779,13 +780,15 @@ class Elements:
         """Sums over elements of an expression, joined by the coefficient of each element."""
         result: dict[int, Coefficient] = {}
         steps: dict[int, dict[int, Coefficient]] = {}
-        signs: dict[int, set[bool]] = {}
+        factors: dict[int, list[Coefficient]] = {}
         for atom, factor in terms.items():
             if self.all[atom].op == TOTAL:
-                signs.setdefault(self.all[atom].operands[0], set()).add(factor > 0)
+                factors.setdefault(self.all[atom].operands[0], []).append(factor)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            if op != TOTAL or not factor or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+            alike = factors[operands[0]] if op == TOTAL and factor else []
+            joins = len(alike) > 1 or (alike and not spans)
+            if not joins or (len({change > 0 for change in alike}) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})
