@@ -9,10 +9,9 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.plan import PlanChoice, split_choices, split_program
 from gopt.passes.preflight import check_planned
-from gopt.records.mesh import SHARD, Mesh
+from gopt.records.mesh import SHARD, TENSOR, Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
-from gopt.tensor_parallel.mesh_axes import TENSOR
 
 MOST_MEMBERS = 8
 """Ranks along ``tp`` up to which meshes are weighed: their calls stand between one product and the next, so that they
