@@ -27,6 +27,13 @@ LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
 
 
+NOTHING = RankBlock.of(
+    (Node("Constant", [], ["gopt.stages.nothing"], attributes={"value_int": 0}, made_by="stage-transfers"),),
+    shared=False,
+)
+"""The nodes of a file with nothing to compute."""
+
+
 def common_states(program: SpmdProgram) -> list[RankState]:
     """The states every rank holds whole, in the source's order."""
     return [_whole(program, state) for state in program.states if not _apart(program, state)]
@@ -73,6 +80,8 @@ class Specialiser:
             else:
                 nodes += self._own(at, item)
         self._close(at, nodes)
+        if not at.out.blocks:  # such as the input half of a backward of the first stage
+            at.out.blocks.append(NOTHING)
         for name, type, sharding in self._locals:
             owners = [(axis, part) for axis, part in sharding.by_axis if isinstance(part, OnMember)]
             if not all(part.covers(at.coordinates[axis]) for axis, part in owners):

@@ -23,6 +23,7 @@ PASS_OPTIONS = {
     "loss_reduction": ("shard", "loss-reduction"),
     "statistics": ("statistics", "statistics"),
     "link": ("tensor-parallel", "link"),
+    "schedule": ("pipeline", "schedule"),
 }
 """Field -> the pass and the option that it sets."""
 
@@ -37,6 +38,8 @@ class ShardOptions:
     ``statistics``: ``auto``, ``mean``, ``root``, ``local`` or ``sync``, and ``NAME=RULE`` for single states.
     ``loss_reduction``: ``mean``, ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` or ``auto``. ``accumulate``:
     micro-steps of one update. ``link``: links between ranks for tensor parallelism, such as ``200GB/s:5us``.
+    ``schedule``: the order of micro-batches on pipeline stages: ``gpipe``, ``1f1b``, ``interleaved:V``, ``zb-h1``,
+    ``zb-v``, or a file.
     ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
     "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
     of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
@@ -50,6 +53,7 @@ class ShardOptions:
     loss_reduction: str | None = None
     accumulate: int = 1
     link: str | None = None
+    schedule: str | None = None
     only_ranks: Sequence[int] | None = None
     passes: Options = field(default_factory=dict)
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None = None
@@ -152,6 +156,7 @@ class ShardKeywords(TypedDict, total=False):
     loss_reduction: str | None
     accumulate: int
     link: str | None
+    schedule: str | None
     only_ranks: Sequence[int] | None
     passes: Options
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None

@@ -18,6 +18,8 @@ import gopt
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.passes.pipeline_stages.choose import _best_cuts, parameter_stages
 from gopt.records.placements import OnMember, Sharding
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.schedule_file import to_text
 from gopt.spmd.stage_plan import PIPELINE
 from gopt.spmd.verifier import infer_shardings
 
@@ -33,12 +35,16 @@ CASES = [
         ("pp=2,shard=2", {"stage": 2, "accumulate": 2}),
         ("shard=2,pp=2", {"stage": 3, "accumulate": 2}),
         ("tp=2,pp=2", {}),
+        ("pp=2", {"accumulate": 4, "schedule": "gpipe"}),
+        ("pp=2", {"accumulate": 3, "schedule": "interleaved:2"}),
+        ("shard=2,pp=2", {"stage": 2, "accumulate": 4, "schedule": "zb-h1"}),
+        ("pp=2,shard=2", {"stage": 3, "accumulate": 2, "schedule": "zb-v"}),
     )
 ]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 12))
+@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 16))
 def test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path):
     gopt.shard(source(fixture), mesh, **options).write(tmp_path / "ranks")
     result = gopt.verify(tmp_path / "ranks", steps=2, confirm=False)
@@ -57,8 +63,50 @@ def test_drawn_steps_on_stages_are_right_or_refused(seed):
     drawn = setting(seed)
     stages = 2 + seed % 2
     mesh = f"{drawn.mesh},pp={stages}" if seed % 3 else f"pp={stages},{drawn.mesh}"
-    verdict = tried(draw(seed), replace(drawn, mesh=mesh))
+    micro = drawn.micro if seed % 4 else max(drawn.micro, 2)
+    verdict = tried(draw(seed), replace(drawn, mesh=mesh, micro=micro))
     assert verdict.outcome in GOOD, f"{draw(seed).told()} on {mesh}: {verdict}"
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_ranks_with_all_layers_do(schedule, tmp_path):
+    """The same losses as two ranks of dp, step after step."""
+    training = source("gpt_adamw").training
+    generator = np.random.default_rng(4)
+    arrays = {}
+    for name in training.batch:
+        type = training.graph.types[name]
+        arrays[name] = generator.integers(0, 16, (32, *type.dims[1:])).astype(type.dtype)
+    losses = {}
+    for name, mesh, options in (("plain", "dp=2", {}), ("stages", "dp=2,pp=2", {"schedule": schedule})):
+        gopt.shard(source("gpt_adamw"), mesh, accumulate=2, **options).write(tmp_path / name)
+        losses[name] = gopt.run(tmp_path / name, arrays, 3, settings={"lr": 1e-2}).losses
+    assert losses["plain"] == pytest.approx(losses["stages"], rel=1e-5)
+    assert losses["plain"][0] != losses["plain"][2]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_schedule_of_the_user_is_taken_and_checked(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)).replace("name gpipe", "name mine"))
+    gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file)).write(tmp_path / "ranks")
+    assert (tmp_path / "ranks" / "schedule.txt").read_text() == file.read_text()
+    lines = file.read_text().splitlines()
+    backward = next(line for line in lines if "backward" in line)
+    file.write_text("\n".join(line for line in lines if line != backward))
+    with pytest.raises(OptionError, match="backward of stage 0, micro-batch 0"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file))
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)))
+    with pytest.raises(OptionError, match="is for 3 micro-batches, and there are 4"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=4, schedule=str(file))
+    with pytest.raises(OptionError, match="orders micro-batches, and a step has one"):
+        gopt.shard(source("mlp_adamw"), "pp=2", schedule="1f1b")
+    with pytest.raises(OptionError, match="has no axis pp"):
+        gopt.shard(source("mlp_adamw"), 2, accumulate=2, schedule="1f1b")
 
 
 # --- where parameters go ---

@@ -85,7 +85,6 @@ class Sweep:
                     part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
                     part.at += 1
                     self._go_on(part, waiting)
-        self._check_received()
         return [sweep.values for sweep in self.sweeps]
 
     def _go_on(self, sweep: RankSweep, waiting: dict[int, Node]) -> None:
@@ -178,7 +177,7 @@ class Sweep:
                     results[rank] = values
         return results
 
-    def _check_received(self) -> None:
+    def check_received(self) -> None:
         """Raise UnpairedCall for a value that was sent and that no rank received."""
         for (rank, peer, group, _), mail in self._mail.items():
             for _, node, _ in mail:
