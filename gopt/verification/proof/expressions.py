@@ -7,6 +7,7 @@ mesh axes along which members have different values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, reduce
@@ -780,15 +781,17 @@ class Elements:
         """Sums over elements of an expression, joined by the coefficient of each element."""
         result: dict[int, Coefficient] = {}
         steps: dict[int, dict[int, Coefficient]] = {}
-        factors: dict[int, list[Coefficient]] = {}
+        count: Counter[int] = Counter()
+        signs: dict[int, set[bool]] = {}
         for atom, factor in terms.items():
             if self.all[atom].op == TOTAL:
-                factors.setdefault(self.all[atom].operands[0], []).append(factor)
+                (root,) = self.all[atom].operands
+                count[root] += 1
+                signs.setdefault(root, set()).add(factor > 0)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            alike = factors[operands[0]] if op == TOTAL and factor else []
-            joins = len(alike) > 1 or (alike and not spans)
-            if not joins or (len({change > 0 for change in alike}) > 1 and not self.finite[operands[0]]):
+            joins = op == TOTAL and factor and (count[operands[0]] > 1 or not spans)
+            if not joins or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})

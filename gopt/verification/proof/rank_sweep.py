@@ -53,14 +53,24 @@ class NodeOrder:
     """The positions of calls in a list of nodes, and of the producer and the other readers of each value."""
 
     def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
-        self.graph, self.wholes, nodes = graph, wholes, graph.nodes
-        self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
-        self.made = {name: position for position, node in enumerate(nodes) for name in node.outputs}
-        self.readers: dict[str, list[int]] = {}
-        for position, node in enumerate(nodes):
-            for name in node.reads if node.domain != COMM else ():
-                self.readers.setdefault(name, []).append(position)
+        self.graph, self.wholes = graph, wholes
         self._names: dict[int, list[str]] = {}
+
+    @cached_property
+    def calls(self) -> list[int]:
+        return [position for position, node in enumerate(self.graph.nodes) if node.domain == COMM]
+
+    @cached_property
+    def made(self) -> dict[str, int]:
+        return {name: position for position, node in enumerate(self.graph.nodes) for name in node.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        readers: dict[str, list[int]] = {}
+        for position, node in enumerate(self.graph.nodes):
+            for name in node.reads if node.domain != COMM else ():
+                readers.setdefault(name, []).append(position)
+        return readers
 
     @cached_property
     def groups(self) -> dict[int, Group]:
