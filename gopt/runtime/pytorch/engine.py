@@ -19,14 +19,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Node
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.runtime.engines.launcher_folder import STORE, launcher_folder
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
 from gopt.runtime.pytorch.calls import START, GroupCall, Tensors
 from gopt.runtime.session import first_line
 from gopt.runtime.shared_memory import NOT_SHARED, GatherRequest, Key, SendRequest, SharedMemory
-from gopt.spmd.stage_plan import PIPELINE
 
 _AFTER = 3.0
 """Seconds that a launcher has to name the rank that died, before the others report a broken connection."""
