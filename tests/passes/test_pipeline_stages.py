@@ -6,7 +6,9 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+import specs
 from helpers import Builder, accept, calls, edit_rank, source
 from onnx import ModelProto
 from products import part
@@ -233,3 +235,33 @@ def test_a_node_on_a_wrong_stage_is_named_by_the_verifier():
     node.sharding = Sharding.along(PIPELINE, OnMember(0))
     with pytest.raises(InvariantError, match="which is on member 1 alone along pp"):
         infer_shardings(program)
+
+
+# --- stages of the file ---
+
+
+def staged(tmp_path, stage_of):
+    """The MLP with a pipeline stage at each node that reads a parameter of a layer."""
+    model = specs.model(two=2)
+    for node in model.graph.node:
+        stages = {stage for name, stage in stage_of.items() if any(read.startswith(name) for read in node.input)}
+        if len(stages) == 1:
+            node.device_configurations.add(configuration_id="two").pipeline_stage = stages.pop()
+    path = tmp_path / "step.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_stages_of_the_file_count_where_no_pattern_does(tmp_path):
+    path = staged(tmp_path, {"fc1": 0, "fc2": 1})
+    states = gopt.shard(path, "pp=2").program.stages.states
+    assert [states[name] for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")] == [0, 0, 1, 1]
+    moved = gopt.shard(path, "pp=2", passes={"pipeline": {"stages": "fc1.weight|fc1.bias+fc2*"}}).program.stages.states
+    assert moved["fc1.bias"] == 1
+    with pytest.raises(OptionError, match="names 2 pipeline stages, and the step is cut into 3"):
+        gopt.shard(path, "pp=3")
+
+
+def test_stages_of_the_file_that_go_back_are_refused(tmp_path):
+    with pytest.raises(OptionError, match="behind parameters of stage 1"):
+        gopt.shard(staged(tmp_path, {"fc1": 1, "fc2": 0}), "pp=2")
