@@ -6,7 +6,7 @@ differing in constants alone share all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnx import FunctionProto
@@ -77,6 +77,10 @@ class Specialiser:
             if isinstance(item, RankBlock):
                 self._close(at, nodes)
                 at.out.blocks.append(item)
+            elif isinstance(item, _PlacedRun):
+                if at.runs(item.sharding):
+                    nodes += item.nodes if at.alias.keys().isdisjoint(item.reads) else self._each(at, item.nodes)
+                    at.present |= item.results
             else:
                 nodes += self._own(at, item)
         self._close(at, nodes)
@@ -112,6 +116,9 @@ class Specialiser:
                 at.out.saved.append(RankSaved(name, type))
                 if name in self.phase.graph.inputs:
                     at.present.add(name)
+
+    def _each(self, at: _Rank, nodes: Iterable[Node]) -> Iterator[Node]:
+        return (own for node in nodes for own in self._own(at, node))
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Return the rank's nodes for a node differing between ranks."""
@@ -229,7 +236,39 @@ class _Rank:
         return result
 
 
-def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
+@dataclass(frozen=True, slots=True)
+class _PlacedRun:
+    """Consecutive nodes of one sharding, with their operands and results."""
+
+    nodes: tuple[Node, ...]
+    sharding: Sharding
+    reads: frozenset[str]
+    results: frozenset[str]
+
+
+def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | _PlacedRun | Node]:
+    """Runs of nodes alike on all ranks as blocks, runs of one sharding, and layout operators one by one."""
+    placed: list[Node] = []
+    for item in _blocks(nodes):
+        plain = isinstance(item, Node) and bool(item.sharding.by_axis) and item.domain != SPMD
+        if placed and (not plain or placed[0].sharding is not item.sharding):  # type: ignore[union-attr]
+            yield _placed(placed)
+            placed = []
+        if plain:
+            placed.append(item)  # type: ignore[arg-type]
+        else:
+            yield item
+    if placed:
+        yield _placed(placed)
+
+
+def _placed(nodes: Sequence[Node]) -> _PlacedRun:
+    reads = frozenset(name for node in nodes for name in node.reads)
+    results = frozenset(name for node in nodes for name in node.outputs)
+    return _PlacedRun(tuple(nodes), nodes[0].sharding, reads, results)
+
+
+def _blocks(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
     """Runs of nodes alike on all ranks as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:
