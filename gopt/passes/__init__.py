@@ -8,6 +8,7 @@ from gopt.passes import (
     hoist_casts,
     overlap,
     prune,
+    recompute,
     refold_optimizers,
     shard,
     statistics,
@@ -16,7 +17,7 @@ from gopt.passes import (
 from gopt.passes.base import Pass
 from gopt.text.suggestions import did_you_mean
 
-_ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
+_ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, recompute, overlap, prune)
 PASSES: dict[str, Pass] = {item.PASS.name: item.PASS for item in _ALL}
 DEFAULT = (
     "tensor-parallel",

@@ -352,6 +352,10 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes.hoist_casts", _GOLDEN, "golden/hoist-casts", "passes/test_passes_shard.py"),
     **_each("passes.prune", _GOLDEN, "golden/prune"),
     **_each(
+        "passes.recompute.choose passes.recompute.copies passes.recompute.forward passes.recompute.min_cut", _GOLDEN,
+        "golden/recompute", "passes/test_recompute.py",
+    ),
+    **_each(
         "passes.refold_optimizers passes.refold_optimizers.match", _GOLDEN, "golden/refold-optimizers",
         "ir/opaque/test_shard_opaque.py",
     ),
