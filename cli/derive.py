@@ -183,28 +183,16 @@ def options_of(args: dict[str, Any]) -> DeriveOptions:
 
     chosen = {name: args[name] for name in OPTIMIZER_OPTIONS if args[name] is not None}
     names = (
-        "loss",
-        "optimizer",
-        "lr",
-        "weight_decay",
-        "clip_norm",
-        "clip_value",
-        "schedule",
-        "prediction",
-        "class_axis",
-        "ignore_index",
-        "label_smoothing",
-    )
+        "loss", "optimizer", "lr", "weight_decay", "clip_norm", "clip_value", "schedule", "prediction", "class_axis",
+        "ignore_index", "label_smoothing",
+    )  # fmt: skip
     return DeriveOptions(
         **{name: args[name] for name in (*names, "trainable", "freeze", "seed", "data")},
-        optimizer_options={**chosen, **_betas(args["betas"])},
-        loss_scale=loss_scale(args["loss_scale"]),
+        optimizer_options={**chosen, **_betas(args["betas"])}, loss_scale=loss_scale(args["loss_scale"]),
         schedule_options={name: args[name] for name in SCHEDULE_OPTIONS if args[name] is not None},
-        batchnorm=Norms(args["batchnorm"]),
-        dropout=Norms(args["dropout"]),
-        dims=_dims(args["dims"]),
+        batchnorm=Norms(args["batchnorm"]), dropout=Norms(args["dropout"]), dims=_dims(args["dims"]),
         values=not args["no_values"],
-    )
+    )  # fmt: skip
 
 
 def _betas(text: str | None) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .terminal import print_json
+from .terminal import print_result
 
 
 @click.command("explain")
@@ -25,10 +25,6 @@ def command(folder: str, name: str, as_json: bool) -> None:
     """
     from gopt.offline.explain import explain
 
-    story = explain(folder, name)
-    if as_json:
-        print_json(story.to_json())
-        return
     from .render_explain import render_story
 
-    render_story(story)
+    print_result(explain(folder, name), as_json, render_story)

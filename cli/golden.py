@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .annotations import format_option, print_golden_annotations
-from .terminal import print_json
+from .terminal import print_json, print_result
 
 
 @click.group("golden")
@@ -78,10 +78,7 @@ def check(folder: str | None, form: str, as_json: bool) -> int:
     where = folder if folder is not None else str(only_folder())
     with progress() as advance:
         result = golden_check(where, advance=advance)
-    if as_json:
-        print_json(result.to_json())
-    else:
-        render_check(result, where)
+    print_result(result, as_json, render_check, where)
     if form == "github":
         names = [f"golden/{name} is missing" for name in result.missing]
         names += [f"golden/{name} is of no case" for name in result.extra]

@@ -17,7 +17,7 @@ from .options import (
     role_options,
     statistics_option,
 )
-from .terminal import print_json, print_note, print_text
+from .terminal import print_note, print_result, print_text
 
 
 @click.command("inspect")
@@ -57,17 +57,13 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **args:
         return
     from gopt.verbs.inspect import inspect
 
+    from .render_kinds import render_found
     from .render_progress import progress
 
     with progress() as advance:
         groups, axes = group_types(args["group_type"]), axis_table(args["axis"], table.axes)
         description = inspect(path, roles=roles, group_types=groups, axes=axes, advance=advance)
-    if as_json:
-        print_json(description.to_json())
-        return
-    from .render_kinds import render_found
-
-    render_found(description, Path(path))
+    print_result(description, as_json, render_found, Path(path))
 
 
 def print_text_of(path: Path, roles: Any) -> None:

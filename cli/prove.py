@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .reproducer_option import tell_result
-from .terminal import print_json, print_result
+from .terminal import print_result
 
 
 @click.command("prove")
@@ -58,8 +58,5 @@ def command(
     with progress() as advance:
         result = prove(paths[0], ranks=paths[1:], relation=relation, certificate=certificate, advance=advance)
     tell_result(result.reason())
-    if as_json:
-        print_json(result.to_json())
-    else:
-        render_proof(result, paths[0] if relation is None else None)
+    print_result(result, as_json, render_proof, paths[0] if relation is None else None)
     return result.exit_code

@@ -330,6 +330,7 @@ def render_loaded(loaded: Loaded) -> None:
     if loaded.unknown:
         names = listed(loaded.unknown)
         out.print(f"note: {len(loaded.unknown)} tensors are not states and were left out: {names}")
+    print_notes(out, loaded.notes)
 
 
 def render_passes(passes: Iterable[Pass], default: Collection[str]) -> None:

@@ -36,12 +36,11 @@ class ShardRequest:
     @classmethod
     def of(cls, model: str, args: dict[str, Any]) -> ShardRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
-        from gopt.passes.preflight import check_mesh, check_stage
+        from gopt.passes.preflight import check_stage
 
         config = read_config(args["config"])
         axes = axis_table(args["axis"], config.axes)
         mesh = build_mesh(args["ranks"], args["mesh"], config.mesh, axes)
-        check_mesh(mesh)
         options = shard_options(args, config, split_link(args, mesh))
         check_stage(mesh, options.asked_stage)
         roles = role_map(
@@ -73,7 +72,7 @@ def shard_options(args: dict[str, Any], config: GoptConfig, link: str | None) ->
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
     merged = args | {"link": link, "statistics": parse_statistics(",".join(args["statistics"]))[0]}
-    chosen = {name: merged[name] for name in PASS_OPTIONS if merged[name] is not None}
+    chosen = {name: merged[name] for name in PASS_OPTIONS if merged.get(name) is not None}
     passes = {name: dict(table) for name, table in (config.passes or {}).items()}
     for owner, option in map(PASS_OPTIONS.__getitem__, chosen):
         passes.get(owner, {}).pop(option, None)  # options override the file

@@ -57,12 +57,12 @@ def print_json(record: Any) -> None:
     print_json_text(safe_json(json.dumps(record, indent=1, ensure_ascii=False)))
 
 
-def print_result(result: R, as_json: bool, render: Callable[[R], object]) -> None:
-    """A record as JSON, or as text."""
+def print_result(result: R, as_json: bool, render: Callable[..., object], *more: object) -> None:
+    """A record as JSON, or as text by ``render``, with ``more``."""
     if as_json:
         print_json(result.to_json())
     else:
-        render(result)
+        render(result, *more)
 
 
 def print_json_text(text: str) -> None:

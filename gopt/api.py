@@ -1,7 +1,6 @@
 """The functions and records of the public package, under one name: see ``gopt.steps``."""
 
 from gopt.analysis.role_map import RoleMap as RoleMap
-from gopt.ir.graph import ROLES as ROLES
 from gopt.steps.shard_options import ShardOptions as ShardOptions
 from gopt.steps.sharded import Sharded as Sharded
 from gopt.steps.sharded import shard as shard

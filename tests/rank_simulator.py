@@ -4,6 +4,7 @@ docs/collectives.md defines them, made by NumPy. Nothing of gopt is imported her
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from rank_files import HALVES, Array, Call, Program, Values, attributes, dtype_of, shape_of
 
+Mail = dict[tuple[int, int, int], list[list[Array]]]
 Axes = tuple[tuple[str, int], ...]
 DATA = ("dp", "shard")
 
@@ -137,18 +139,27 @@ class World:
 
         ``settings``: by micro-step and rank, what else a rank is fed, of inputs that are divided the whole.
         """
+        saved: dict[tuple[int, int], Values] = defaultdict(dict)
+        """By micro-step and rank, what an earlier file left for a later one."""
+        mail: Mail = defaultdict(list)
         for name, times in self.phases:
             for turn in range(times):
                 given = map(self._part, self.ranks, settings[turn % len(settings)])
-                feeds = [{**mine, **rest} for mine, rest in zip(held, given, strict=True)]
-                for rank, output in enumerate(self._phase(self.programs[name], feeds)):
+                feeds = [
+                    {**mine, **rest, **saved[turn, rank]}
+                    for rank, mine, rest in zip(self.ranks, held, given, strict=True)
+                ]
+                for rank, output in enumerate(self._phase(self.programs[name], feeds, mail)):
                     self.last[rank].update(output)
+                    names = [each["name"] for each in self.records[rank].get("saved", [])]
+                    saved[turn, rank].update((each, output[each]) for each in names if each in output)
                     for each in (*self.held[rank], *self.sums[rank]):
                         if each["output"] in output:
                             held[rank][each["input"]] = output[each["output"]]
+        assert not any(mail.values()), "a value that was sent is never received"
 
-    def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values]) -> list[Values]:
-        """All ranks through one of their files."""
+    def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values], mail: Mail) -> list[Values]:
+        """All ranks through one of their files; ``mail``: what was sent and not yet received."""
         running = [
             rank.run({k: v for k, v in feed.items() if k in rank.inputs})
             for rank, feed in zip(ranks, feeds, strict=True)
@@ -165,6 +176,12 @@ class World:
         for rank in range(len(running)):
             advance(rank, None)
         while waiting:
+            moved = self._moved(waiting, mail)
+            for rank, results in moved:
+                del waiting[rank]
+                advance(rank, results)
+            if moved:
+                continue
             ready = next(filter(None, (self._ready(rank, waiting) for rank in sorted(waiting))), None)
             if ready is None:
                 raise Stuck({rank: str(node.op_type) for rank, (node, _) in waiting.items()})
@@ -173,9 +190,27 @@ class World:
                 advance(rank, results)
         return [done[rank] for rank in range(len(running))]
 
+    def _moved(self, waiting: Mapping[int, Call], mail: Mail) -> list[tuple[int, list[Array]]]:
+        """The ranks that send a value, or receive one that was sent, each with what it gets."""
+        moved: list[tuple[int, list[Array]]] = []
+        for rank, (node, given) in waiting.items():
+            about = attributes(node)
+            if node.op_type == "Send":
+                assert about["peer"] in members(self.axes, about["group"], rank)
+                mail[rank, about["peer"], about["tag"]].append([np.array(each) for each in given])
+                moved.append((rank, []))
+            elif node.op_type == "Recv" and mail[about["peer"], rank, about["tag"]]:
+                values = mail[about["peer"], rank, about["tag"]].pop(0)
+                assert [each.shape for each in values] == [shape_of(text) for text in about["shapes"]]
+                assert all(each.dtype == dtype_of(about["dtype"]) for each in values)
+                moved.append((rank, values))
+        return moved
+
     def _ready(self, rank: int, waiting: Mapping[int, Call]) -> tuple[int, ...] | None:
         node = waiting[rank][0]
         group = attributes(node)["group"]
+        if node.op_type in ("Send", "Recv"):
+            return None
         together = members(self.axes, group, rank)
         same = all(
             other in waiting

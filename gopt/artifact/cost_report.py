@@ -17,7 +17,8 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
+from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure, transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,11 @@ def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Collec
     cap = bucket_cap(run.record for run in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
     kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in CallContent}
+    between_stages = round(transferred(program, times))
+    kinds[CallContent.OTHER.value] += between_stages
     by_kind = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
-    sent = round(sum(call.sent * count for call, count in zip(calls, counts)))
-    bound = traffic_bound(program, calls)
+    sent = round(sum(call.sent * count for call, count in zip(calls, counts))) + between_stages
+    bound = traffic_bound(program, calls) + between_stages
     return CostReport(
         Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0),
         CallCounts(len(calls), packing_bound(program, calls, cap), cap),
@@ -60,7 +63,7 @@ def _times(program: SpmdProgram) -> dict[str, int]:
     times: dict[str, int] = {}
     for phase in phases(program) if program.micro_steps > 1 else ():
         for node in phase.graph.nodes:
-            if node.domain == COMM:
+            if node.domain == COMM or node.op_type == TRANSFER:
                 times[node.outputs[0]] = times.get(node.outputs[0], 0) + phase.times
     return times
 
@@ -71,11 +74,13 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
     different data, in M groups of N sharing states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
     scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. The bound follows from the source, not from the
-    calls: a stage with two gathers is at 1.5 times the bound. Scalars and statistics are not counted.
+    calls: a stage with two gathers is at 1.5 times the bound. Scalars and statistics are not counted. The ranks of a
+    pipeline have the gradients and parameters of their stage alone, on average.
     """
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
-    gradients, parameters = trained_bytes(program.training)
+    stages = program.stages.stages if program.stages is not None else 1
+    gradients, parameters = (nbytes / stages for nbytes in trained_bytes(program.training))
     members = program.mesh.shard_ranks
     if members == 1 or not _shares(program, calls):
         return round(2 * (ranks - 1) / ranks * gradients)

@@ -102,6 +102,9 @@ def _check_entry(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph
     for accumulator in rank.accumulators:
         if inputs.get(accumulator.input) != accumulator.type or accumulator.output not in outputs:
             _refuse(name, where, f"its files and the manifest disagree on {show(accumulator.input)}")
+    for value in rank.saved:
+        if inputs.get(value.name) != value.type or value.name not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(value.name)}")
     parts = {entry.input: box_shape(entry.box) for entry in rank.fed}
     for index, entry in enumerate(manifest.common.inputs):
         type = TensorType(entry.dtype, parts.get(entry.name, entry.shape))

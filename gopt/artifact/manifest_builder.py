@@ -17,12 +17,15 @@ from gopt.artifact.manifest_entries import (
     MeshEntry,
     OutputEntry,
     PhaseEntry,
+    PipelineEntry,
     RankEntry,
+    SavedValue,
     SourceState,
 )
 from gopt.artifact.ranks import rank_file
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.schedules.schedule_file import FILE
 from gopt.spmd.program import SpmdProgram
 
 
@@ -34,6 +37,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
     return Manifest(
         accumulate=program.micro_steps,
         phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
+        pipeline=_pipeline(program),
         loss_reduction=str(program.loss_reduction),
         reduce_dtype=program.reduce_dtype,
         statistics="root" if program.statistics_of_root else "mean",
@@ -93,7 +97,18 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
         content = parts[0].content
         if content not in states_of:
             states_of[content] = tuple(map(local_state, parts[0].states))
-        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), fed)
+        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), _saved(parts), fed)
+
+
+def _pipeline(program: SpmdProgram) -> PipelineEntry | None:
+    plan = program.stages
+    return None if plan is None else PipelineEntry(plan.stages, FILE if plan.schedule is not None else None)
+
+
+def _saved(parts: Sequence[RankGraph]) -> tuple[SavedValue, ...]:
+    """The values that a rank carries from the forward to the backward."""
+    types = {value.input: value.type for part in parts for value in part.saved}
+    return tuple(SavedValue(name, type.dtype, type.shape) for name, type in types.items())
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:

@@ -206,6 +206,8 @@ class _Checker:
                 seen.add(id(rank.state))
             for number, accumulator in enumerate(rank.accumulators):
                 self._typed(f"{where}.accumulators[{number}]", accumulator.dtype, accumulator.shape)
+            for number, value in enumerate(rank.saved):
+                self._typed(f"{where}.saved[{number}]", value.dtype, value.shape)
             self._fed(f"{where}.fed", rank.fed)
             inputs = self._once(f"{where}.state", rank.inputs)
             if inputs & common:

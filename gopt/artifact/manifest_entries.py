@@ -75,6 +75,17 @@ class PhaseEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineEntry:
+    """The stages of a pipeline, and the order of micro-batches."""
+
+    stages: Positive
+    """The step is cut into this many stages along the axis pp."""
+    schedule: str | None = field(default=None, metadata=OPTIONAL)
+    """The file of this name says in which order each member of the axis runs the phases of the micro-batches
+    (schedules.md); the key is absent when a step has a single micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceState:
     """A state of the source: its input, the output replacing it, and the parameter it belongs to."""
 
@@ -179,6 +190,25 @@ class LocalAccumulator:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedValue:
+    """A value of a micro-batch carried from an earlier file of a rank to a later file."""
+
+    name: str
+    """An earlier file of the rank returns the value as the output of this name, and a later file reads the input of
+    this name."""
+    dtype: str
+    """The elements of the value have this type."""
+    shape: Shape | None
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length."""
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class FedInput:
     """An input of the batch of which a rank is fed a part: the ``box`` of what ranks with these samples share."""
 
@@ -217,6 +247,9 @@ class RankEntry:
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
     """The list has the accumulators of the rank, sums of gradients that it carries from file to file and that are zero
     before the first micro-step; the key is absent when the rank has none."""
+    saved: tuple[SavedValue, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the values that the forward of a micro-batch leaves for its backward, where the ranks are stages of
+    a pipeline; the key is absent when the rank has none."""
     fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
     """The list has the inputs of the batch of which the rank is fed a part, where an axis of the mesh shares samples
     out by tokens, rows or columns; the key is absent when the rank is fed whole batches. Each item is one input of the
@@ -234,7 +267,8 @@ class RankEntry:
     @property
     def inputs(self) -> list[str]:
         """The inputs of the rank's files with its own states and accumulators."""
-        return [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
+        names = [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
+        return names + [value.name for value in self.saved]
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,8 @@ class _RankWriter:
                 local.initializer.append(self._initial(local_state))
         for name in sorted(rank.constants):
             local.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
-        borders = {name for accumulator in rank.accumulators for name in (accumulator.input, accumulator.output)}
+        borders = {name for sums in rank.accumulators for name in (sums.input, sums.output)}
+        borders.update(value.input for value in rank.saved)
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
                 local.value_info.append(value_info(name, rank.types[name]))

@@ -28,6 +28,7 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS, MASKS, SCALES
 from gopt.spmd.pass_records import balance
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import PIPELINE
 from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.spmd.traffic import calls_of
 from gopt.system.background import Task
@@ -112,10 +113,11 @@ def _notes(program: SpmdProgram) -> list[str]:
     if program.mesh.ranks > elements:
         notes.append(f"{program.mesh.ranks} ranks share {elements} elements: some own nothing")
     if program.mesh.data_ranks > 1 and not program.mesh.shard_axis:
-        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds all of them, at any stage")
+        states = "all of them" if program.stages is None else "all of its pipeline stage"
+        notes.append(f"no axis of the mesh {program.mesh} shards states: every rank holds {states}, at any stage")
     used = {axis for group in _groups(program) for axis in program.mesh.live(group)}
     for name, size in program.mesh.axes:
-        if size > 1 and name not in used:
+        if size > 1 and name not in used and not (name == PIPELINE and program.stages is not None):
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     moving = [state.tensor for state in program.source.states if state.kind is StateKind.STATISTIC]
     if any(run.record.options.get("loss_reduction") == "auto" for run in program.passes):

@@ -11,11 +11,12 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from gopt.autodiff.bfloat16 import as_bfloat16, as_float64, uses
 from gopt.autodiff.cuts import Cut, find_cuts, join, without
-from gopt.autodiff.operators import FreeNames, between, free_prefix, names_of, types_of
+from gopt.autodiff.operators import between, names_of, types_of
 from gopt.autodiff.refusals import refuse
 from gopt.autodiff.rewrites import expand, rewrite
 from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.free_names import FreeNames, free_prefix
 from gopt.ir.model_file import refill
 from gopt.text.sanitize import listed, show
 

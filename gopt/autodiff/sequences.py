@@ -8,8 +8,9 @@ from copy import deepcopy
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from gopt.autodiff.operators import ForwardOperator, FreeNames, bodies, names_of, types_of
+from gopt.autodiff.operators import ForwardOperator, bodies, names_of, types_of
 from gopt.autodiff.rewrites import Constants, constants_of
+from gopt.ir.free_names import FreeNames
 from gopt.ir.model_file import refill
 from gopt.ir.nodes import reads
 from gopt.ir.types import TensorType

@@ -29,59 +29,39 @@ _SPLIT_SIZES = Attribute("split_sizes", CallKind.INTS, "Each member's part of th
 _CONCAT_SIZES = Attribute("concat_sizes", CallKind.INTS, "Each member's part of the concat axis of X.", required=True)
 
 ALL_REDUCE = Collective(
-    name="AllReduce",
-    doc="The X of all members combined, on every member; all tensors as one packed call.",
-    attributes=(_GROUP, _REDUCE),
-    shape_rule=rules.same,
-    payload_rule=rules.same,
-    cost_rule=rules.ring_twice,
+    name="AllReduce", doc="The X of all members combined, on every member; all tensors as one packed call.",
+    attributes=(_GROUP, _REDUCE), shape_rule=rules.same, payload_rule=rules.same, cost_rule=rules.ring_twice,
     reference=reference.all_reduce,
-)
+)  # fmt: skip
 
 REDUCE = Collective(
     name="Reduce",
     doc="The X of all members combined, on the root alone; elsewhere Y is undefined and nothing may read it.",
-    attributes=(_GROUP, _REDUCE, _ROOT),
-    shape_rule=rules.same,
-    payload_rule=rules.same,
-    cost_rule=rules.ring,
+    attributes=(_GROUP, _REDUCE, _ROOT), shape_rule=rules.same, payload_rule=rules.same, cost_rule=rules.ring,
     reference=reference.reduce,
-)
+)  # fmt: skip
 
 BROADCAST = Collective(
-    name="Broadcast",
-    doc="The root's X on every member. Members other than the root give no input.",
-    attributes=(_GROUP, _ROOT, _DTYPE, _SHAPES),
-    shape_rule=rules.broadcast,
-    payload_rule=rules.stated,
-    cost_rule=rules.ring,
-    reference=reference.broadcast,
-    min_inputs=0,
-)
+    name="Broadcast", doc="The root's X on every member. Members other than the root give no input.",
+    attributes=(_GROUP, _ROOT, _DTYPE, _SHAPES), shape_rule=rules.broadcast, payload_rule=rules.stated,
+    cost_rule=rules.ring, reference=reference.broadcast, min_inputs=0,
+)  # fmt: skip
 
 REDUCE_SCATTER = Collective(
     name="ReduceScatter",
     doc="The bucket X combined: member r gets its elements cuts[r] to cuts[r+1], or its slice of the axis.",
-    attributes=(_GROUP, _REDUCE, _CUTS, _AXIS, _SIZES),
-    forms=(frozenset({"cuts"}), frozenset({"axis", "sizes"})),
-    shape_rule=rules.reduce_scatter,
-    payload_rule=rules.same,
-    cost_rule=rules.all_but_own,
-    reference=reference.reduce_scatter,
-    max_outputs=1,
-)
+    attributes=(_GROUP, _REDUCE, _CUTS, _AXIS, _SIZES), forms=(frozenset({"cuts"}), frozenset({"axis", "sizes"})),
+    shape_rule=rules.reduce_scatter, payload_rule=rules.same, cost_rule=rules.all_but_own,
+    reference=reference.reduce_scatter, max_outputs=1,
+)  # fmt: skip
 
 ALL_GATHER = Collective(
     name="AllGather",
     doc="The members' shards joined, cut up into the shapes; or the members' slices joined along the axis.",
     attributes=(_GROUP, _CUTS, _TENSORS, _AXIS, _SIZES),
-    forms=(frozenset({"cuts", "shapes"}), frozenset({"axis", "sizes"})),
-    shape_rule=rules.all_gather,
-    payload_rule=rules.all_gather,
-    cost_rule=rules.all_but_own,
-    reference=reference.all_gather,
-    max_inputs=1,
-)
+    forms=(frozenset({"cuts", "shapes"}), frozenset({"axis", "sizes"})), shape_rule=rules.all_gather,
+    payload_rule=rules.all_gather, cost_rule=rules.all_but_own, reference=reference.all_gather, max_inputs=1,
+)  # fmt: skip
 
 ALL_TO_ALL = Collective(
     name="AllToAll",
@@ -97,30 +77,16 @@ ALL_TO_ALL = Collective(
 )
 
 SEND = Collective(
-    name="Send",
-    doc="Hands X to the peer, which has a Recv of the same tag.",
-    attributes=(_GROUP, _PEER, _TAG),
-    shape_rule=rules.nothing,
-    payload_rule=rules.same,
-    cost_rule=rules.everything,
-    reference=reference.transfer,
-    min_outputs=0,
-    max_outputs=0,
-    pairwise=True,
-)
+    name="Send", doc="Hands X to the peer, which has a Recv of the same tag.", attributes=(_GROUP, _PEER, _TAG),
+    shape_rule=rules.nothing, payload_rule=rules.same, cost_rule=rules.everything, reference=reference.transfer,
+    min_outputs=0, max_outputs=0, pairwise=True,
+)  # fmt: skip
 
 RECV = Collective(
-    name="Recv",
-    doc="Takes what the peer's Send of the same tag gives.",
-    attributes=(_GROUP, _PEER, _TAG, _DTYPE, _SHAPES),
-    shape_rule=rules.stated,
-    payload_rule=rules.stated,
-    cost_rule=rules.free,
-    reference=reference.transfer,
-    min_inputs=0,
-    max_inputs=0,
-    pairwise=True,
-)
+    name="Recv", doc="Takes what the peer's Send of the same tag gives.",
+    attributes=(_GROUP, _PEER, _TAG, _DTYPE, _SHAPES), shape_rule=rules.stated, payload_rule=rules.stated,
+    cost_rule=rules.free, reference=reference.transfer, min_inputs=0, max_inputs=0, pairwise=True,
+)  # fmt: skip
 
 _ALL = (ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, SEND, RECV)
 

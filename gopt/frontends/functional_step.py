@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from gopt.api import ROLES
 from gopt.documents.roles import RolesRecord
+from gopt.ir.graph import ROLES
 
 LOSS = "loss"
 UPDATED = "_out"

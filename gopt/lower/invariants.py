@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from gopt.analysis.training import StateKind
 from gopt.collectives.messages import MESSAGES
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.records.boxes import Box, all_boxes, box_elements
 from gopt.records.pass_facts import Figure
 from gopt.spmd.program import SpmdProgram
+
+TRANSFERS = tuple(name for name, record in COLLECTIVES.items() if record.pairwise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ def check_ranks(
     return [
         Check("reads", "every value a rank reads is made or given on that rank, once", reads),
         Check("calls", "all ranks of a group issue the same calls in the same order", _calls(program, ranks)),
+        *(
+            [Check("transfers", "each value sent is received, in the same order", _transfers(program, ranks))]
+            if program.stages is not None
+            else []
+        ),
         Check("pieces", "the pieces of every sharded state tile its tensor: disjoint and covering", tiled),
         Check("outputs", "loss and metrics keep name and type", _outputs(program)),
         Check(
@@ -139,7 +147,7 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     for rank in ranks:
         if rank.content not in calls_of:
             by_group = calls_of[rank.content] = {}
-            for node in (call for call in rank.calls if call.op_type not in MESSAGES):
+            for node in (call for call in rank.calls if call.op_type not in (*MESSAGES, *TRANSFERS)):
                 by_group.setdefault(str(node.attributes["group"]), []).append(node)
         for group, nodes in calls_of[rank.content].items():
             groups.setdefault((rank.phase.name, group, program.mesh.first(group, rank.rank)), {})[rank.rank] = nodes
@@ -149,6 +157,24 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
         for rank_number in numbers.intersection(program.mesh.members(group, start)):
             _same_calls(group, (lowest, calls[lowest]), (rank_number, calls.get(rank_number, [])))
     return count
+
+
+def _transfers(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
+    """Check the values between each two ranks, by tag: each sent value is received, by an action or by a later one."""
+    numbers = {rank.rank for rank in ranks}
+    sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for rank in ranks:
+        for node in rank.calls:
+            if node.op_type in TRANSFERS:
+                peer = node.attributes["peer"]
+                ends = (rank.rank, peer) if node.op_type == "Send" else (peer, rank.rank)
+                (sent if node.op_type == "Send" else received)[ends].append(node.attributes["tag"])
+    for source, target in {**sent, **received} if len(numbers) == program.mesh.ranks else ():
+        tags, taken = sorted(sent[source, target]), sorted(received[source, target])
+        if tags != taken:
+            raise InvariantError(f"rank {source} sends rank {target} values of tags {tags}, and it receives {taken}")
+    return sum(map(len, sent.values()))
 
 
 def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, list[Node]]) -> None:
@@ -176,7 +202,7 @@ def _tiles(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     ranges = {tensor: parts for (tensor, box), parts in boxed.items() if box is None}
     for sharded in program.states:
         copies = program.mesh.ranks // math.prod(program.mesh.size(axis) for axis, _ in sharded.sharding.by_axis)
-        for part in sharded.slices if sharded.sharded else ():
+        for part in sharded.slices if sharded.sharded and not sharded.copy else ():
             if part.tensor in program.parts:
                 continue
             position = 0

@@ -15,6 +15,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.lower.lowered import Lowered, LoweringContext, bounds, make
 from gopt.lower.member_operators import MEMBER_OPERATORS
+from gopt.lower.stage_operators import transfer
 from gopt.spmd.layouts import identity
 from gopt.tensor_parallel.builder import inner
 
@@ -90,5 +91,5 @@ def select(node: Node, context: LoweringContext) -> Lowered:
 
 LOWERED: dict[str, Callable[[Node, LoweringContext], Lowered]] = {
     "LocalSlice": local_slice, "ShardSlice": shard_slice, "LocalConcat": local_concat, "Select": select,
-    **MEMBER_OPERATORS,
+    "Transfer": transfer, **MEMBER_OPERATORS,
 }  # fmt: skip

@@ -9,7 +9,14 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
+from gopt.records.mesh import Mesh
+from gopt.records.placements import Sharding
 from gopt.tensor_parallel.builder import PASS, inner
+
+SEND, RECEIVE, AHEAD_SEND, AHEAD_RECEIVE, SHOWN = "send", "receive", "ahead send", "ahead receive", "shown"
+"""The halves of a transfer between stages: an action sends, and a later action receives. A value for all stages goes
+ahead to later stages in the forward, and is shown by the backward of the last stage of each member."""
+ONE_RANK = Mesh((("dp", 1),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,9 @@ class LoweringContext:
     coordinates: Mapping[str, int]
     present: Set[str]
     types: Mapping[str, TensorType]
+    mesh: Mesh = ONE_RANK
+    sharded: Mapping[str, Sharding] = field(default_factory=dict)
+    """The shardings of values that ranks have parts of."""
 
 
 @dataclass(slots=True)
@@ -31,6 +41,8 @@ class Lowered:
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     alias: str = ""
+    absent: bool = False
+    """The rank does not have the result."""
 
 
 def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:

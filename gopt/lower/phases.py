@@ -5,8 +5,9 @@ A phase has the nodes needed for its results, from the rank-independent graph; c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
@@ -18,11 +19,16 @@ STEP, MICRO, UPDATE = "step", "micro", "update"
 
 @dataclass(frozen=True, slots=True)
 class LoweredPhase:
-    """A file of every rank: the number of runs in a step, and the graph."""
+    """A file of every rank: the number of runs in a step, and the graph.
+
+    ``saved``: values of a micro-batch left for a later phase, or taken from an earlier phase -> the members of the
+    pipeline's axis with the value.
+    """
 
     name: str
     times: int
     graph: Graph
+    saved: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def phases(program: SpmdProgram) -> list[LoweredPhase]:
@@ -33,7 +39,13 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
     if program.micro_steps == 1:
         return [LoweredPhase(STEP, 1, program.graph)]
     micro, update = program.phase_results()
-    result = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
+    if program.stages is None:
+        result = [_phase(program, MICRO, program.micro_steps, micro)]
+    else:
+        from gopt.lower.stage_phases import stage_phases  # which is built on this module
+
+        result = stage_phases(program, micro)
+    result.append(_phase(program, UPDATE, 1, update))
     for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
         if all(state.input not in phase.graph.inputs for phase in result):
             maker = next(phase.graph for phase in result if state.output in phase.graph.outputs)
@@ -43,27 +55,39 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
 
 def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> LoweredPhase:
     """The part of the step's graph needed for ``results`` (output -> value)."""
-    graph = program.graph
     needed = set(results.values())
     nodes: list[Node] = []
-    for node in reversed(graph.nodes):
+    for node in reversed(program.graph.nodes):
         if any(value in needed for value in node.outputs):
             needed.update(node.reads)
             nodes.append(node)
     if name == UPDATE:
         _refuse_batch(program, results, needed, nodes[::-1])
+    return phase_of(program, name, times, results, nodes[::-1], needed)
+
+
+def phase_of(
+    program: SpmdProgram, name: str, times: int, results: Mapping[str, str], nodes: Sequence[Node], needed: Set[str],
+    saved: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> LoweredPhase:  # fmt: skip
+    """A phase of some nodes, in order; ``needed``: their operands, and the results. ``saved``: as the phase has it."""
+    graph = program.graph
     named = {value: output for output, value in results.items() if output != value}
-    nodes = list(_renamed(reversed(nodes), named)) if named else nodes[::-1]
     types = graph.types | {output: graph.types[value] for output, value in results.items()}
+    inputs = {item: type for item, type in graph.inputs.items() if item in needed}
+    outputs = {output: types[output] for output in results}
+    made = {value for node in nodes for value in node.outputs}
+    inputs |= {value: types[value] for value in saved if value not in made}
+    outputs |= {value: types[value] for value in saved if value in made}
     return LoweredPhase(
         name,
         times,
         Graph(
-            graph.name, nodes, {item: type for item, type in graph.inputs.items() if item in needed},
-            {output: types[output] for output in results},
+            graph.name, list(_renamed(nodes, named)) if named else list(nodes), inputs, outputs,
             {item: tensor for item, tensor in graph.initializers.items() if item in needed},
             types, graph.header, dict(graph.metadata),
         ),
+        saved,
     )  # fmt: skip
 
 

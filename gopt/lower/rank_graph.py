@@ -51,6 +51,18 @@ class RankAccumulator:
     type: TensorType
 
 
+@dataclass(frozen=True, slots=True)
+class RankSaved:
+    """A value of a micro-batch left on a rank for a later phase: an output, and there an input."""
+
+    input: str
+    type: TensorType
+
+    @property
+    def output(self) -> str:
+        return self.input
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankBlock:
     """Consecutive nodes. Ranks with the same nodes share a block."""
@@ -76,6 +88,7 @@ class RankGraph:
     blocks: list[RankBlock]
     states: list[RankState]
     accumulators: list[RankAccumulator] = field(default_factory=list)
+    saved: list[RankSaved] = field(default_factory=list)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
     """Local types of values that ranks have parts of."""
@@ -114,9 +127,9 @@ class RankGraph:
         return id(self.blocks)
 
     @property
-    def own(self) -> list[RankState | RankAccumulator]:
+    def own(self) -> list[RankState | RankAccumulator | RankSaved]:
         """Everything carried from file to file by the rank alone, beside values of all ranks."""
-        return [*self.states, *self.accumulators]
+        return [*self.states, *self.accumulators, *self.saved]
 
 
 def alike(ranks: Iterable[RankGraph]) -> list[list[RankGraph]]:

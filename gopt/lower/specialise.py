@@ -18,12 +18,20 @@ from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
-from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankState, ShardRange
-from gopt.records.placements import Sharding
+from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankSaved, RankState, ShardRange
+from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.stage_plan import PIPELINE
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
+
+
+NOTHING = RankBlock.of(
+    (Node("Constant", [], ["gopt.stages.nothing"], attributes={"value_int": 0}, made_by="stage-transfers"),),
+    shared=False,
+)
+"""The nodes of a file with nothing to compute."""
 
 
 def common_states(program: SpmdProgram) -> list[RankState]:
@@ -72,7 +80,12 @@ class Specialiser:
             else:
                 nodes += self._own(at, item)
         self._close(at, nodes)
+        if not at.out.blocks:  # such as the input half of a backward of the first stage
+            at.out.blocks.append(NOTHING)
         for name, type, sharding in self._locals:
+            owners = [(axis, part) for axis, part in sharding.by_axis if isinstance(part, OnMember)]
+            if not all(part.covers(at.coordinates[axis]) for axis, part in owners):
+                continue
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:
             self._add_functions(at)
@@ -91,6 +104,14 @@ class Specialiser:
                 type = summed.local_type(at.coordinates)
                 at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
                 at.out.types[summed.input] = type
+        for name, members in self.phase.saved.items():
+            if at.coordinates[PIPELINE] in members:
+                sharding, type = self.program.sharded.get(name), self.phase.graph.types[name]
+                if sharding is not None:
+                    type = TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates))
+                at.out.saved.append(RankSaved(name, type))
+                if name in self.phase.graph.inputs:
+                    at.present.add(name)
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Return the rank's nodes for a node differing between ranks."""
@@ -101,12 +122,18 @@ class Specialiser:
         if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
             return self._broadcast(at, node)
         if node.domain == SPMD:
-            lowered = LOWERED[node.op_type](node, LoweringContext(at.coordinates, at.present, self.program.graph.types))
+            if not at.alias.keys().isdisjoint(node.inputs):
+                node = _with(node, [at.alias.get(name, name) for name in node.inputs])
+            program = self.program
+            context = LoweringContext(at.coordinates, at.present, program.graph.types, program.mesh, program.sharded)
+            lowered = LOWERED[node.op_type](node, context)
             at.out.constants.update(lowered.constants)
             at.out.types.update(lowered.types)
             if lowered.alias:
                 at.alias[node.outputs[0]] = lowered.alias
             nodes = self._variant((node, lowered.variant), lowered.nodes)
+            if lowered.absent:
+                return nodes
         else:
             if at.alias.keys().isdisjoint(node.inputs):
                 nodes = (node,)
@@ -220,9 +247,9 @@ def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
 
 
 def _local_values(program: SpmdProgram, phase: LoweredPhase) -> Iterator[tuple[str, TensorType, Sharding]]:
-    """Values of common nodes with a different part on each rank."""
+    """Values with a different part on each rank, of nodes that do not run on parts of buckets."""
     for node in phase.graph.nodes:
-        if not node.sharding.by_axis and node.domain != SPMD:
+        if node.sharding.flat is None and node.domain != SPMD:
             for name in node.outputs:
                 if name in program.sharded:
                     yield name, phase.graph.types[name], program.sharded[name]
@@ -254,7 +281,7 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
 def _with(node: Node, inputs: list[str]) -> Node:
     renamed = Node(
         node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
-        made_by=node.made_by,
+        made_by=node.made_by, sharding=node.sharding,
     )  # fmt: skip
     renamed.phase = node.phase
     return renamed

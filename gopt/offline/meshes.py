@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.plan import PlanChoice, split_choices, split_program
-from gopt.passes.preflight import check_mesh
-from gopt.records.mesh import SHARD, Mesh
+from gopt.passes.preflight import check_planned
+from gopt.records.mesh import SHARD, TENSOR, Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
-from gopt.tensor_parallel.mesh_axes import TENSOR
 
 MOST_MEMBERS = 8
 """Ranks along ``tp`` up to which meshes are weighed: their calls stand between one product and the next, so that they
@@ -59,7 +58,7 @@ def weigh(
     for mesh in meshes:
         try:
             topology = None if link is None else Topology.parse(link, mesh)
-            check_mesh(mesh)
+            check_planned(mesh)
             split = split_program(on_mesh(mesh), mesh, topology)
             result.found += split_choices(split, caps=caps, topology=topology, advance=advance)
         except (OptionError, UnsupportedError) as error:

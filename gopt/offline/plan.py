@@ -14,7 +14,7 @@ from gopt.ir.graph_index import GraphIndex
 from gopt.offline.times import CommTimes, times
 from gopt.passes.base import dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
-from gopt.passes.preflight import check_mesh
+from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
@@ -24,7 +24,7 @@ from gopt.spmd.traffic import calls_of
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
 PARTITIONS = ("flat", "rows", "whole")
-_FIXED = 1
+_FIXED = 2
 """So many passes of the default pipeline, from its beginning, do the same for every choice: ``tensor-parallel``."""
 
 
@@ -114,7 +114,7 @@ def choices(
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
     split once for all choices. Where no ranks share states, all stages are stage 0."""
-    check_mesh(mesh)
+    check_planned(mesh)
     yield from split_choices(split_program(training, mesh, topology), caps=caps, topology=topology, advance=advance)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -14,7 +14,7 @@ from gopt.artifact.checkpoint_index import open_index
 from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.documents.records import key, to_document
+from gopt.documents.records import OPTIONAL, key, to_document
 from gopt.documents.torch_record import NO_RECORD, TorchRecord
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
@@ -61,13 +61,15 @@ class Loaded:
     """Result of ``load_values``.
 
     ``data``: the file of values beside the model, or ''. ``loaded``: the number of states with a value from the file.
-    ``kept``: states outside the file. ``unknown``: names that are not states, ignored."""
+    ``kept``: states outside the file. ``unknown``: names that are not states, ignored. ``notes``: options of optimizers
+    unlike the step's."""
 
     model: str
     data: str
     loaded: int
     kept: tuple[str, ...]
     unknown: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt load-state --json`` prints."""
@@ -154,9 +156,24 @@ def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]],
         raise RunError(f"cannot write {shown}: {reason(error)}", "choose another path") from error
 
 
-StateReader = Callable[[str, TorchRecord, Mapping[str, TensorType]], Mapping[str, Tensor]]
-"""Reads values of a path by names of the step or of the module's state dict, for states and constants of these types;
-the record is empty for a step of another origin."""
+StateReader = Callable[[str, TorchRecord, Mapping[str, TensorType], list[str]], Mapping[str, Tensor]]
+"""Reads values of a path by names of the step or of the module's state dict, for states and constants of these types,
+and adds notes to the list; the record is empty for a step of another origin."""
+
+
+def shared_prefix(names: Iterable[str], own_names: Collection[str]) -> str:
+    """The text before names of the step in all names, such as the ``module.`` and ``_orig_mod.`` of wrappers; '' where
+    a name is a name of the step."""
+    names = [*names]
+    if not names or any(name in own_names for name in names):
+        return ""
+    parts = names[0].split(".")
+    for prefix in ("".join(f"{part}." for part in parts[:count]) for count in range(1, len(parts))):
+        if all(name.startswith(prefix) for name in names) and any(
+            name.removeprefix(prefix) in own_names for name in names
+        ):
+            return prefix
+    return ""
 
 
 def load_values(
@@ -175,7 +192,8 @@ def load_values(
     training = api.find_roles(graph.twin(), Path(model).name)[0]
     states = training.state_of()
     types = {name: graph.types[name] for name in (*states, *sorted(record.held & graph.initializers.keys()))}
-    file = read(os.fsdecode(state), record, types)
+    notes: list[str] = []
+    file = read(os.fsdecode(state), record, types, notes)
     sources = _own_names(file, record.module, types, os.fsdecode(state))
     unknown = tuple(name for name in sources if name not in types)
     if unknown and not ignore_unknown:
@@ -190,7 +208,7 @@ def load_values(
     refuse_unused(training, {name: loaded[name] for name in loaded if name in states}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)
     unset = tuple(name for name in states if name not in sources)
-    return Loaded(str(Path(output)), data, len(loaded), unset, unknown)
+    return Loaded(str(Path(output)), data, len(loaded), unset, unknown, tuple(dict.fromkeys(notes)))
 
 
 def _own_names(
@@ -200,8 +218,10 @@ def _own_names(
 
     Raises InputError for a tensor of another type than ``types``, and for two values of one tensor under two names."""
     names_of: dict[str, str] = {}
+    prefix = shared_prefix(tensors, types.keys() | names.keys())
     for name, tensor in tensors.items():
-        target = name if name in types else names.get(name, name)
+        short = name.removeprefix(prefix)
+        target = short if short in types else names.get(short, short)
         if tensor.type != types.get(target, tensor.type):
             raise InputError(
                 f"{file}: {show(name)} is {tensor.type}, the model says {types[target]}",

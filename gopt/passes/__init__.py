@@ -7,29 +7,36 @@ from gopt.passes import (
     fuse_collectives,
     hoist_casts,
     overlap,
+    pipeline_stages,
     prune,
     recompute,
     refold_optimizers,
     shard,
+    stage_transfers,
     statistics,
     tensor_parallel,
 )
 from gopt.passes.base import Pass
 from gopt.text.suggestions import did_you_mean
 
-_ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, recompute, overlap, prune)
+_ALL = (
+    pipeline_stages, tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, stage_transfers,
+    fuse_collectives, recompute, overlap, prune,
+)  # fmt: skip
 PASSES: dict[str, Pass] = {item.PASS.name: item.PASS for item in _ALL}
 DEFAULT = (
+    "pipeline",
     "tensor-parallel",
     "hoist-casts",
     "shard",
     "refold-optimizers",
     "statistics",
+    "stage-transfers",
     "fuse-collectives",
     "overlap",
     "prune",
 )
-"""The default pipeline."""
+"""The default pipeline; a pass of an axis has no use on a mesh without it, and is left out."""
 
 
 def find(name: str) -> Pass:

@@ -37,6 +37,8 @@ class Pass:
     needed: Callable[[SpmdProgram], str] = _never
     facts: type | None = None
     """The record of the pass's figures in the report."""
+    axis: str = ""
+    """The pass has a use on a mesh with this axis alone; '': on any."""
 
     @property
     def summary(self) -> str:

@@ -11,6 +11,7 @@ from gopt.errors import InvariantError, OptionError
 from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
+from gopt.records.mesh import Mesh
 from gopt.spmd.bucket_order import check_bucket_order
 from gopt.spmd.kept_nodes import check_kept_nodes
 from gopt.spmd.pass_records import PassRecord, PassRun
@@ -27,6 +28,18 @@ class PassInstance:
 
     spec: Pass
     options: Any
+
+    def has_use(self, mesh: Mesh) -> bool:
+        """Return whether the mesh has the axis of the pass; raises OptionError for options of a pass without one."""
+        axis = self.spec.axis
+        if not axis or dict(mesh.axes).get(axis, 1) > 1:
+            return True
+        if self.options != self.spec.options():
+            raise OptionError(
+                f"options are given for pass {self.spec.name}, and the mesh {mesh} has no axis {axis}",
+                f"add {axis}=2 to --mesh, or leave its options out",
+            )
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +63,17 @@ class Pipeline:
 
     def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
         """Apply every pass to a program and its variants in place; the graphs are checked after each."""
-        for number, stage in enumerate(self.stages, 1):
+        stages = [stage for stage in self.stages if stage.has_use(program.mesh)]
+        for number, stage in enumerate(stages, 1):
             name = stage.spec.name
-            advance(f"pass {name}", number, len(self.stages))
+            advance(f"pass {name}", number, len(stages))
             pending = list(program.others)  # those that the pass itself makes are done
             try:
                 result = stage.spec.apply(program, stage.options)
                 for unfinished in pending:
                     stage.spec.apply(unfinished, stage.options)
                 for variant in program.variants:
-                    if self.verify_each or stage is self.stages[-1]:
+                    if self.verify_each or stage is stages[-1]:
                         check_graph(variant.graph)
                     if self.verify_each:
                         infer_shardings(variant)

@@ -14,13 +14,15 @@ from gopt.ir.types import known
 from gopt.passes import PASSES
 from gopt.records.mesh import SHARD, Mesh, format_axes
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import PIPELINE
 
 
-def check_mesh(mesh: Mesh) -> None:
-    """Raise UnsupportedError on an axis gopt does not shard along."""
-    if dict(mesh.axes).get("pp", 1) > 1:
+def check_planned(mesh: Mesh) -> None:
+    """Raise UnsupportedError for a mesh with pipeline stages: a plan does not know their times."""
+    if dict(mesh.axes).get(PIPELINE, 1) > 1:
         raise UnsupportedError(
-            "mesh axis 'pp' is not supported: gopt does not split a step into pipeline stages", "use tp, shard or dp"
+            f"gopt plan does not know the time of pipeline stages along mesh axis {PIPELINE!r}",
+            "leave the axis out of the plan; gopt shard takes it",
         )
 
 
@@ -39,7 +41,7 @@ def check_stage(mesh: Mesh, stage: object) -> None:
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
     """Raise UnsupportedError where ranks must compute the same and cannot. An axis that splits nothing is refused by
     the pass for this axis."""
-    shared = [name for name, size in mesh.axes if size > 1 and name not in mesh.data_axes]
+    shared = [name for name, size in mesh.axes if size > 1 and name not in (*mesh.data_axes, PIPELINE)]
     node = next(filter(draws, training.graph.nodes), None) if shared else None
     if node is not None:
         raise UnsupportedError(

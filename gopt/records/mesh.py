@@ -34,7 +34,7 @@ AXES = {
 }  # fmt: skip
 """The axes with known names (contract section 1). For any other axis the user gives the kind of data."""
 
-SHARD = "shard"
+SHARD, TENSOR = "shard", "tp"
 SPACE = ("h", "w")
 """Axes whose ranks see parts of the places of images."""
 _ELSEWHERE = {

@@ -150,6 +150,26 @@ class RefoldFacts(Loose):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineFacts(Loose):
+    """The figures of pipeline count parameters by stage; the table is empty on a mesh without axis pp."""
+
+    parameters: tuple[Count, ...]
+    """The list has the number of parameters of each stage, in order. Each item is the number of one stage."""
+    elements: tuple[Count, ...]
+    """The list has the number of elements of these parameters, stage by stage. Each item is the number of one stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTransferFacts(Loose):
+    """The figures of stage-transfers count nodes and transfers; the table is empty on a mesh without axis pp."""
+
+    transfers: Count
+    """This many values are sent from a stage to another, or to all others."""
+    nodes: tuple[Count, ...]
+    """The list has the number of nodes that each stage runs alone. Each item is the number of one stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsFacts(Loose):
     """The figures of statistics count what the pass did."""
 

@@ -149,6 +149,11 @@ def build_schedule(name: str, members: int, micro_batches: int) -> Schedule:
     )  # fmt: skip
 
 
+def is_name(text: str) -> bool:
+    """Return whether a text names a known schedule, right or wrong in its number, and not a file."""
+    return text.partition(":")[0] in _RECIPES
+
+
 def stages_of(name: str, members: int) -> int:
     """The stages of a known schedule; raises OptionError for an unknown name."""
     return members * _recipe(name)[1]

@@ -85,8 +85,7 @@ def timeline_svg(simulated: Simulated) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="schedule" viewBox="0 0 {wide} {high}" width="{wide}" '
         f'height="{high}" role="img" font-family="Helvetica, Arial, sans-serif" font-size="11">',
         f"<title>Schedule: {about}</title>",
-        "<style>.schedule text{fill:#11161c}.schedule .ink{fill:var(--text,#1b2733)}"
-        "@media(prefers-color-scheme:dark){.schedule .ink{fill:var(--text,#e3e9ef)}}</style>",
+        "<style>.schedule text{fill:#11161c}.schedule .ink{fill:var(--text,#6b7785)}</style>",
     ]
     parts += [
         f'<text class="ink" x="0" y="{member * (_ROW + _GAP) + 15}">member {member}</text>'

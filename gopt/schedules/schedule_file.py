@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from gopt import limits
+from gopt.documents import read_bytes
 from gopt.errors import InputError
 from gopt.options.types import is_digits
 from gopt.schedules.actions import Action, ActionKind, Schedule
 from gopt.schedules.builders import check_size
 from gopt.schedules.simulation import structure_faults
-from gopt.text.sanitize import show, show_path
+from gopt.text.sanitize import clean_line, show, show_path
 
+FILE = "schedule.txt"
+"""The name in a folder."""
 FORMAT = "gopt-schedule/1"
 _COLUMNS = "# member action   stage micro-batch"
 _LINE_BYTES = 64
@@ -22,7 +26,7 @@ _KEYS = ("name", "members", "stages", "micro-batches", "placement")
 def to_text(schedule: Schedule) -> str:
     """The text of a schedule: a header, then a line for every member and slot."""
     values = (
-        schedule.name, len(schedule.members), schedule.stages, schedule.micro_batches,
+        clean_line(schedule.name), len(schedule.members), schedule.stages, schedule.micro_batches,
         " ".join(map(str, schedule.placement)),
     )  # fmt: skip
     lines = [f"format {FORMAT}", *(f"{key} {value}" for key, value in zip(_KEYS, values, strict=True))]
@@ -30,6 +34,15 @@ def to_text(schedule: Schedule) -> str:
         lines += ["", _COLUMNS]
         lines += [f"{member:8} {action.kind:8} {action.stage:5} {action.micro_batch:11}".rstrip() for action in actions]
     return "\n".join(lines) + "\n"
+
+
+def read_schedule(path: str | os.PathLike[str]) -> Schedule:
+    """Read a file; raises as ``from_text``."""
+    name = os.fspath(path)
+    try:
+        return from_text(read_bytes(path, "DOCUMENT_BYTES").decode(), name)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{show_path(name)} is no text: byte {error.start} is not UTF-8") from None
 
 
 def from_text(text: str, name: str) -> Schedule:

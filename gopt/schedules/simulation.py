@@ -10,7 +10,7 @@ from statistics import fmean
 
 from gopt.errors import OptionError
 from gopt.schedules.actions import Action, ActionKind, Schedule
-from gopt.schedules.builders import INTERLEAVED, stages_of
+from gopt.schedules.builders import INTERLEAVED, is_name, stages_of
 from gopt.text.sanitize import listed, show
 
 DEFAULT_SECONDS: Mapping[ActionKind, float] = {
@@ -61,11 +61,13 @@ def simulate(schedule: Schedule, costs: Costs | None = None, stage_bytes: Sequen
 
     Transfers go between neighbouring stages on different members. A sender does not wait for the receiver; a receiver
     takes messages in the order of the sender. Raises OptionError where an action is missing, double or
-    on a wrong member, comes before an operand, waits for ever, or receives out of order."""
+    on a wrong member, comes before an operand, waits for ever, or receives out of
+    order, and where stages take micro-batches in different orders."""
     for fault in (*structure_faults(schedule), *_missing(schedule), *_own_order(schedule)):
         raise OptionError(f"schedule {show(schedule.name)}: {fault.text}", _HINT)
     slots = _run(schedule, costs or Costs())
     _check_messages(schedule)
+    _check_turns(schedule)
     makespan = max((row[-1].end for row in slots if row), default=0)
     busy = [sum(slot.end - slot.start for slot in row) for row in slots]
     return Simulated(
@@ -83,6 +85,8 @@ def bubble_formula(name: str, members: int, micro_batches: int) -> Fraction | No
     interleaved (p-1)/(vm+p-1) for full groups (2104.04473: (p-1)/v beside m). With equal times of forward, input
     and weight, zb-h1 waits p-1 such times beside 3m, for m >= p (2401.10241, table 1), zb-v p-1 beside 6m, from the
     first start to the last end of all members, for m >= 2p-1 (section 6)."""
+    if not is_name(name):
+        return None
     chunks = stages_of(name, members) // members
     work, full = {
         "zb-h1": (3 * micro_batches, micro_batches >= members),
@@ -164,7 +168,8 @@ def _run(schedule: Schedule, costs: Costs) -> tuple[tuple[TimedAction, ...], ...
     while ready:
         member = ready.pop()
         row, actions = rows[member], schedule.members[member]
-        for action in actions[len(row) :]:
+        while len(row) < len(actions):
+            action = actions[len(row)]
             needs = list(schedule.needs(action))
             lacking = next((need for need in needs if need not in ends), None)
             if lacking is not None:
@@ -198,18 +203,33 @@ def _cycle(schedule: Schedule, rows: Sequence[Sequence[TimedAction]], waiting: M
     return listed(steps)
 
 
+def _check_turns(schedule: Schedule) -> None:
+    """Raise OptionError where stages take micro-batches in different orders: values for a stage beyond the next would
+    go to wrong micro-batches."""
+    turns: dict[tuple[ActionKind, int], list[int]] = {}
+    for action in (action for row in schedule.members for action in row if action.kind is not ActionKind.WEIGHT):
+        turns.setdefault((action.kind, action.stage), []).append(action.micro_batch)
+    for (kind, stage), micro_batches in turns.items():
+        for turn, wanted in zip(micro_batches, turns[kind, 0], strict=True):
+            if turn != wanted:
+                raise OptionError(
+                    f"schedule {show(schedule.name)}: stage {stage} runs the {kind} of micro-batch {turn} where stage"
+                    f" 0 runs that of micro-batch {wanted}",
+                    "all stages take micro-batches in one order, in forwards and in backwards",
+                )
+
+
 def _check_messages(schedule: Schedule) -> None:
     """Raise OptionError where a member receives activations, or gradients, in another order than the sender sends."""
     home = schedule.placement
+    actions = [action for row in schedule.members for action in row]
+    readers = {source: action for action in actions if (source := schedule.received(action))}
     sent: dict[tuple[ActionKind, int, int], list[Action]] = {}
     wanted: dict[tuple[ActionKind, int, int], list[Action]] = {}
-    readers = {source: action for row in schedule.members for action in row if (source := schedule.received(action))}
-    for action in (action for row in schedule.members for action in row):
-        if action in readers:
-            sent.setdefault((action.kind, home[action.stage], home[readers[action].stage]), []).append(action)
-        source = schedule.received(action)
-        if source is not None:
-            wanted.setdefault((source.kind, home[source.stage], home[action.stage]), []).append(source)
+    for messages, sources in ((sent, [action for action in actions if action in readers]), (wanted, readers)):
+        for source in sources:
+            route = (source.kind, home[source.stage], home[readers[source].stage])
+            messages.setdefault(route, []).append(source)
     for (kind, sender, receiver), sources in sent.items():
         for source, needed in zip(sources, wanted[kind, sender, receiver], strict=True):
             if source != needed:

@@ -13,7 +13,7 @@ from functools import cached_property
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import copy_chain
 from gopt.ir.node_kinds import record_of
 from gopt.operators.kinds import CASTS, MAY_DRAW, SIZES
@@ -137,6 +137,9 @@ class _KeptNodes:
         """Check a node of a pass: the results for nodes of the step, and the receivers."""
         if node.domain == COMM:
             self._check_call(node)
+        sent = node.domain == SPMD and node.op_type == "Transfer"
+        if sent:
+            self.renamed[node.outputs[0]] = self.renamed.get(node.inputs[0], node.inputs[0])
         for name in node.outputs:
             maker = self._makers.get(name)
             if maker is None or not self._keeps(maker):
@@ -147,7 +150,7 @@ class _KeptNodes:
                 continue  # reduced over ranks, or made of what is: verify compares it
             elif maker.domain == COMM and not maker.added and maker.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
-            elif not (node.is_a("Identity") and self._is_again(node.inputs[0], name)):
+            elif not ((sent or node.is_a("Identity")) and self._is_again(node.inputs[0], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
                     f"in the step {maker.op_type} {maker.label!r} makes it",

@@ -12,6 +12,7 @@ import numpy as np
 from gopt.ir.types import FLOATS
 from gopt.records.placements import (
     PER_MEMBER,
+    REPLICATED,
     FlatShard,
     OnMember,
     Partial,
@@ -123,12 +124,21 @@ def member_choice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     return PER_MEMBER
 
 
+def transfer(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
+    """A value of one member -> the same on another member, or on all."""
+    operand, source, target = operands[0], use.attributes["source"], use.attributes["target"]
+    if holder(operand.placement) != source:
+        raise Mismatch(operand, f"a value on member {source}, which sends it")
+    return REPLICATED if target < 0 else OnMember(target)
+
+
 LAYOUTS: dict[str, Callable[[LayoutUse, Sequence[Operand]], Placement]] = {
     "LocalSlice": local_slice,
     "ShardSlice": shard_slice,
     "LocalConcat": local_concat,
     "Select": select,
     "DimSlice": dim_slice,
+    "Transfer": transfer,
     "MemberGather": member_choice,
     "MemberGatherElements": member_choice,
     "MemberScatterElements": member_choice,

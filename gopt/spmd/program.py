@@ -17,6 +17,7 @@ from gopt.records.boxes import Box, box_of
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 from gopt.spmd.pass_records import PassRun
+from gopt.spmd.stage_plan import StagePlan
 
 T = TypeVar("T")
 
@@ -73,8 +74,9 @@ class Accumulator:
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
     def present(self, coordinates: Mapping[str, int]) -> bool:
-        """Return whether a rank has the sum. Every rank has a part of a bucket, perhaps an empty part."""
-        return self.sharding.flat is not None or self.sharding.covers(coordinates)
+        """Return whether a rank has the sum. Every member of a bucket's axis has a part, perhaps an empty part."""
+        parts = self.sharding.by_axis
+        return all(isinstance(part, FlatShard) or part.covers(coordinates[axis]) for axis, part in parts)
 
     def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
         """The type on a rank."""
@@ -130,6 +132,10 @@ class SpmdProgram:
     """New running statistics are those of the first of the ranks that see different data, and not their mean."""
     split: dict[str, str] = field(default_factory=dict)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
+    stages: StagePlan | None = None
+    """The stages of a pipeline; None where the mesh has no axis of stages."""
+    value_stages: dict[str, int] = field(default_factory=dict)
+    """Value of a stage -> the stage of the node behind the value."""
     places: tuple[Mapping[str, int], ...] = ()
     """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
     others: list[SpmdProgram] = field(default_factory=list)

@@ -51,6 +51,8 @@ def _pass_on(node: Node, terms_of: dict[str, Terms]) -> None:
     if node.domain == COMM:
         if node.op_type == "AllReduce":
             terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
+    elif node.domain == SPMD and node.op_type == "Transfer":
+        terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
     elif node.is_in(FOLLOWED) and node.outputs[0] not in terms_of:
         joined = _joined(node, terms_of)
         if joined:

@@ -9,12 +9,13 @@ from enum import Enum
 from itertools import accumulate
 
 from gopt.collectives.layout import parse_shapes, total_elements
-from gopt.ir.graph import COMM, Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
 from gopt.records.pass_facts import Figure, Share, TrafficKind
-from gopt.records.placements import Sharding
+from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import PIPELINE, TRANSFER
 from gopt.spmd.verifier import parts_so_far
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
@@ -219,7 +220,25 @@ def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) ->
 def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
     """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round, two for an all-reduce."""
     size = program.mesh.size(str(node.attributes["group"]))
+    if program.stages is not None and isinstance(node.sharding.on(PIPELINE), OnMember):
+        payload /= program.mesh.size(PIPELINE)  # the ranks of the other stages send nothing
     return (2 if node.op_type == "AllReduce" else 1) * (size - 1) / size * payload
+
+
+def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:
+    """Bytes of values that a rank sends to other stages of a pipeline, the mean over all ranks; ``times``: runs of a
+    node in a step, by first output."""
+    if program.stages is None:
+        return 0.0
+    members, total = program.mesh.size(PIPELINE), 0.0
+    for node in program.graph.nodes:
+        if node.op_type == TRANSFER and node.domain == SPMD:
+            targets = 1 if node.attributes["target"] >= 0 else members - 1
+            sharding = program.sharded.get(node.inputs[0])
+            shared_by = math.prod(map(program.mesh.size, sharding.sharding_axes)) if sharding is not None else 1
+            nbytes = program.graph.types[node.inputs[0]].nbytes / shared_by
+            total += targets * nbytes * times.get(node.outputs[0], 1) / members
+    return total
 
 
 def _share(sent: Sequence[tuple[float, bool]]) -> float:

@@ -84,7 +84,8 @@ class ShardingInference:
         self.known.update((name, self.table.batch(name)) for name in program.training.batch)
         for state in program.states:
             carried = state.input in program.loop_carried
-            self.table.note(state.input, self.table.own if carried else self.table.state(state))
+            row = self.table.placed(self.table.own, state.sharding) if carried else self.table.state(state)
+            self.table.note(state.input, row)
         for accumulator in program.accumulators:
             self.table.note(accumulator.input, self.table.accumulator(accumulator))
         self._placed_values = {state.input for state in program.states if state.sharded}
@@ -122,7 +123,7 @@ class ShardingInference:
     # --- kinds of nodes ---
 
     def _node(self, node: Node, *, drawn: bool = False) -> None:
-        if node.op_type in SIZES and node.is_in(SIZES) and not node.sharding.by_axis:
+        if node.op_type in SIZES and node.is_in(SIZES) and node.sharding.flat is None:
             self._shape(node)
             return
         rows = self.known
@@ -192,6 +193,9 @@ class ShardingInference:
         )
         row: list[Placement] = []
         for axis, (operand,) in enumerate(self.table.operands(node.inputs, axis) for axis in range(len(self.axes))):
+            if isinstance(place := self.table.place(node.sharding, axis), OnMember):
+                row.append(self._checked(node, axis, Use(node.op_type, (operand,), place)))
+                continue
             if isinstance(operand.placement, OnMember):
                 raise self._offence(node, axis, Mismatch(operand, "a value that all members have"))
             whole = isinstance(operand.placement, Replicated) or (static and not isinstance(operand.placement, SHARDS))
@@ -227,10 +231,15 @@ class ShardingInference:
             self._kept(node, node.origin)
             return
         row: list[Placement] = []
+        flat = node.sharding.flat[0] if node.sharding.flat is not None else None
         for axis in range(len(self.axes)):
             operands, placement = self.table.operands(node.inputs, axis), self.table.place(node.sharding, axis)
-            if isinstance(placement, Replicated) and node.attributes.get("group") != self.axes[axis]:
-                row.append(self._checked(node, axis, Use(node.op_type, operands, standard=False)))
+            beside = node.attributes.get("group", flat) != self.axes[axis]
+            if beside and node.op_type == "Transfer":
+                row.append(self._checked(node, axis, Use("Identity", operands, placement)))
+                continue
+            if beside and isinstance(placement, (Replicated, OnMember)):
+                row.append(self._checked(node, axis, Use(node.op_type, operands, placement, standard=False)))
                 continue
             self._check_there(node, axis, operands)
             size = self.program.mesh.size(self.axes[axis])

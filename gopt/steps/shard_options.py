@@ -25,6 +25,7 @@ PASS_OPTIONS = {
     "statistics": ("statistics", "statistics"),
     "recompute": ("recompute", "policy"),
     "link": ("tensor-parallel", "link"),
+    "schedule": ("pipeline", "schedule"),
 }
 """Field -> the pass and the option that it sets."""
 
@@ -41,6 +42,8 @@ class ShardOptions:
     micro-steps of one update. ``recompute``: what the backward computes again: ``full``, ``selective``, or the bytes
     that a rank may have alive, such as ``200MiB``. ``link``: links between ranks for tensor parallelism, such as
     ``200GB/s:5us``.
+    ``schedule``: the order of micro-batches on pipeline stages: ``gpipe``, ``1f1b``, ``interleaved:V``, ``zb-h1``,
+    ``zb-v``, or a file.
     ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
     "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
     of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
@@ -55,6 +58,7 @@ class ShardOptions:
     accumulate: int = 1
     recompute: str | None = None
     link: str | None = None
+    schedule: str | None = None
     only_ranks: Sequence[int] | None = None
     passes: Options = field(default_factory=dict)
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None = None
@@ -161,6 +165,7 @@ class ShardKeywords(TypedDict, total=False):
     accumulate: int
     recompute: str | None
     link: str | None
+    schedule: str | None
     only_ranks: Sequence[int] | None
     passes: Options
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None

@@ -24,7 +24,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.opaque import schema_roles
 from gopt.ir.opaque.expand import expand
 from gopt.options.types import checked
-from gopt.passes.preflight import check_axes, check_mesh, check_states
+from gopt.passes.preflight import check_axes, check_states
 from gopt.records.mesh import Mesh, axis_kinds
 from gopt.steps.stored_roles import with_stored_roles
 from gopt.system.garbage import gc_paused
@@ -198,7 +198,6 @@ def on_mesh(source: Source, mesh: Mesh) -> TrainingGraph:
 
     Raises OptionError and UnsupportedError for a mesh that has no effect, or that gopt or the step does not support.
     """
-    check_mesh(mesh)
     training = adopt_source_collectives(source.training, source.roles, mesh)
     check_axes(mesh, training)
     return training

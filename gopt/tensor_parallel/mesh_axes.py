@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gopt.analysis.training import TrainingGraph
-from gopt.records.mesh import SPACE, Mesh
+from gopt.records.mesh import SPACE, TENSOR, Mesh
 
-TENSOR, EXPERT = "tp", "ep"
+EXPERT = "ep"
 TOKENS = ("cp", "sp")
 ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 """Axes that split the computation, in the order in which they are applied."""

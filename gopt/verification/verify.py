@@ -29,6 +29,7 @@ from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report_check import stored_proof
+from gopt.collectives.messages import ROUND_INPUT
 from gopt.errors import RunError
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
@@ -36,7 +37,6 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.options.records import changed
-from gopt.parameter_server.views import ROUND
 from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
@@ -264,7 +264,7 @@ class Verifier:
             name: sampling.filled(types[name], values[name]) if name in values else sampling.hyper(self.training, name)
             for name in self.training.hyper
         }
-        return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}
+        return fed if self.manifest.parameter_server is None else fed | {ROUND_INPUT: np.zeros((), np.int64)}
 
     def _batches(self, seed: int, data: str | None, start: Values, settings: Values) -> Batches:
         if data is not None:

@@ -22,6 +22,9 @@ from gopt.artifact.report_groups import OpGroup, Row
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage
 from gopt.offline.html_report import page_text, rank_groups, report_page
 from gopt.offline.html_report.record import ReportPage
+from gopt.offline.html_report.schedule_picture import schedule_picture
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.schedule_file import to_text
 
 pytestmark = pytest.mark.browser
 ROLES = ("button", "link", "combobox", "searchbox", "checkbox", "image", "table", "region")
@@ -180,6 +183,19 @@ def test_every_chart_has_a_table_and_every_control_a_name(page):
     assert [(node["nodeName"], node["attributes"]) for node in told] == []
     levels = page.run("[...document.querySelectorAll('h1, h2, h3')].map((each) => Number(each.tagName[1]))")
     assert levels[0] == 1 and levels.count(1) == 1 and all(b <= a + 1 for a, b in pairwise(levels))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_schedule_is_drawn_in_both_themes(show, record, tmp_path, dark):
+    (tmp_path / "schedule.txt").write_text(to_text(build_schedule("zb-v", 4, 8)), encoding="utf-8")
+    assert "schedule" not in show(record, dark=dark).run("document.getElementById('nav').textContent").lower()
+    page = show(replace(record, schedule=schedule_picture(tmp_path)), dark=dark)
+    assert page.run("document.querySelectorAll('#schedule rect title').length") == 3 * 8 * 8
+    box = page.run("JSON.stringify(document.querySelector('#schedule svg').getBoundingClientRect())")
+    assert json.loads(box)["width"] > 800 and json.loads(box)["height"] > 100
+    label = page.run("getComputedStyle(document.querySelector('#schedule svg .ink')).fill")
+    assert label == page.run("getComputedStyle(document.body).color")
+    assert page.run("document.querySelector('#schedule tbody').innerText").split()[:4] == ["0", "0,", "7", "48"]
 
 
 @pytest.mark.parametrize("differ", [False, True])

@@ -21,7 +21,7 @@ def example() -> dict:
 def with_example(most: int = 1000) -> Pipeline:
     scope = example()
     stages = list(build_pipeline().stages)
-    stages.insert(3, PassInstance(scope["PASS"], scope["Options"](most=most)))
+    stages.insert(4, PassInstance(scope["PASS"], scope["Options"](most=most)))
     return Pipeline(tuple(stages), verify_each=True)
 
 

@@ -154,6 +154,8 @@ def _load(source: str, folder: Path) -> api.Source:
 def _text(program: SpmdProgram) -> str:
     """The canonical text, and what it leaves out: how the ranks hold the states."""
     lines = ["", "states", *map(_state, program.states)]
+    if program.stages is not None:
+        lines += ["", "stages", *(f"  {ref(name)} on {stage}" for name, stage in sorted(program.stages.states.items()))]
     if program.accumulators:
         lines += ["", "accumulators", *map(_accumulator, program.accumulators)]
     if program.loop_carried:

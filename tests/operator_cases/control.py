@@ -13,97 +13,42 @@ for name, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
         ("both ways", 'hidden_size=3, direction="bidirectional"', 2),
     ):
         add(
-            name,
-            f"y = {name}<{attributes}>(x, w, r, b)",
-            "x w r b",
-            kind,
-            x=(4, 2, 2),
-            w=(directions, gates * 3, 2),
-            r=(directions, gates * 3, 3),
-            b=(directions, 2 * gates * 3),
-        )
+            name, f"y = {name}<{attributes}>(x, w, r, b)", "x w r b", kind, x=(4, 2, 2), w=(directions, gates * 3, 2),
+            r=(directions, gates * 3, 3), b=(directions, 2 * gates * 3),
+        )  # fmt: skip
     state = ", c" if name == "LSTM" else ""
     add(
-        name,
-        f"z, y = {name}<hidden_size=3>(x, w, r, , , h{state})",
-        "x w r h c" if state else "x w r h",
-        "states",
-        x=(4, 2, 2),
-        w=(1, gates * 3, 2),
-        r=(1, gates * 3, 3),
-        h=(1, 2, 3),
-        **({"c": (1, 2, 3)} if state else {}),
-    )
+        name, f"z, y = {name}<hidden_size=3>(x, w, r, , , h{state})", "x w r h c" if state else "x w r h", "states",
+        x=(4, 2, 2), w=(1, gates * 3, 2), r=(1, gates * 3, 3), h=(1, 2, 3), **{"c": (1, 2, 3)} if state else {},
+    )  # fmt: skip
     add(
-        name,
-        f"y = {name}<hidden_size=3, layout=1>(x, w, r)",
-        "x w r",
-        "batch first",
-        x=(2, 4, 2),
-        w=(1, gates * 3, 2),
+        name, f"y = {name}<hidden_size=3, layout=1>(x, w, r)", "x w r", "batch first", x=(2, 4, 2), w=(1, gates * 3, 2),
         r=(1, gates * 3, 3),
-    )
+    )  # fmt: skip
     add(
-        name,
-        f"y = {name}<hidden_size=3>(x, w, r, , n)",
-        "x w r",
-        "lengths",
-        x=(4, 2, 2),
-        w=(1, gates * 3, 2),
-        r=(1, gates * 3, 3),
-        n=np.array([4, 2], np.int32),
-        refused="sequence_lens",
-    )
+        name, f"y = {name}<hidden_size=3>(x, w, r, , n)", "x w r", "lengths", x=(4, 2, 2), w=(1, gates * 3, 2),
+        r=(1, gates * 3, 3), n=np.array([4, 2], np.int32), refused="sequence_lens",
+    )  # fmt: skip
     add(
-        name,
-        f"y = {name}<hidden_size=3, clip=0.4>(x, w, r)",
-        "x w r",
-        "clip",
-        refused="clip",
-        x=(4, 2, 2),
-        w=(1, gates * 3, 2),
-        r=(1, gates * 3, 3),
-    )
+        name, f"y = {name}<hidden_size=3, clip=0.4>(x, w, r)", "x w r", "clip", refused="clip", x=(4, 2, 2),
+        w=(1, gates * 3, 2), r=(1, gates * 3, 3),
+    )  # fmt: skip
 add(
-    "GRU",
-    "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r)",
-    "x w r",
-    "linear before reset, no bias",
-    x=(4, 2, 2),
-    w=(1, 9, 2),
-    r=(1, 9, 3),
-)
+    "GRU", "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r)", "x w r", "linear before reset, no bias",
+    x=(4, 2, 2), w=(1, 9, 2), r=(1, 9, 3),
+)  # fmt: skip
 add(
-    "GRU",
-    "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r, b)",
-    "x w r b",
-    "linear before reset",
-    x=(4, 2, 2),
-    w=(1, 9, 2),
-    r=(1, 9, 3),
-    b=(1, 18),
-)
+    "GRU", "y = GRU<hidden_size=3, linear_before_reset=1>(x, w, r, b)", "x w r b", "linear before reset", x=(4, 2, 2),
+    w=(1, 9, 2), r=(1, 9, 3), b=(1, 18),
+)  # fmt: skip
 add(
-    "LSTM",
-    "y = LSTM<hidden_size=3>(x, w, r, b, , , , p)",
-    "x w r b p",
-    "peepholes",
-    x=(4, 2, 2),
-    w=(1, 12, 2),
-    r=(1, 12, 3),
-    b=(1, 24),
-    p=(1, 9),
-)
+    "LSTM", "y = LSTM<hidden_size=3>(x, w, r, b, , , , p)", "x w r b p", "peepholes", x=(4, 2, 2), w=(1, 12, 2),
+    r=(1, 12, 3), b=(1, 24), p=(1, 9),
+)  # fmt: skip
 add(
-    "LSTM",
-    'y = LSTM<hidden_size=3, activations=["HardSigmoid", "Relu", "Softsign"]>(x, w, r)',
-    "x w r",
-    "activations",
-    how=RUNTIME,
-    x=(4, 2, 2),
-    w=(1, 12, 2),
-    r=(1, 12, 3),
-)
+    "LSTM", 'y = LSTM<hidden_size=3, activations=["HardSigmoid", "Relu", "Softsign"]>(x, w, r)', "x w r", "activations",
+    how=RUNTIME, x=(4, 2, 2), w=(1, 12, 2), r=(1, 12, 3),
+)  # fmt: skip
 for side in (1, 0):
     add(
         "If",

@@ -65,13 +65,9 @@ for name, attributes in {
     "ThresholdedRelu": "alpha=0.6",
 }.items():
     add(
-        name,
-        f"y = {name}<{attributes}>(x)",
-        "x",
-        attributes.replace('"', ""),
-        x=Draw((3, 4), -3, 3),
+        name, f"y = {name}<{attributes}>(x)", "x", attributes.replace('"', ""), x=Draw((3, 4), -3, 3),
         how=RUNTIME if name in ("Celu", "Gelu") else EXACT,
-    )
+    )  # fmt: skip
 
 FLAT = ("Ceil", "Floor", "Round", "Sign")
 """Steps: derivative zero."""
@@ -98,26 +94,15 @@ for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Pow", "Mo
             continue
         call = "Mod<fmod=1>" if name == "Mod" else name
         add(
-            name,
-            f"y = {call}(a, b)",
-            "a b",
-            kind,
-            a=first,
-            b=Draw(two, low, 2.5),
+            name, f"y = {call}(a, b)", "a b", kind, a=first, b=Draw(two, low, 2.5),
             how=RUNTIME if name == "Mean" else EXACT,
-        )
+        )  # fmt: skip
 for name in ("Max", "Min", "Sum", "Mean"):
     add(name, f"y = {name}(a)", "a", "one", a=(3, 4))
     add(
-        name,
-        f"y = {name}(a, b, c)",
-        "a b c",
-        "three",
-        a=(3, 4),
-        b=(4,),
-        c=(2, 1, 1),
+        name, f"y = {name}(a, b, c)", "a b c", "three", a=(3, 4), b=(4,), c=(2, 1, 1),
         how=RUNTIME if name == "Mean" else EXACT,
-    )
+    )  # fmt: skip
 add("Mul", "y = Mul(a, a)", "a", "square", a=(3, 4))
 add("Div", "y = Div(a, a)", "a", "itself", a=Draw((3, 4), 0.5, 2))
 add("Pow", "two = Constant<value = double {2}>() y = Pow(a, two)", "a", "square of negatives", a=(3, 4))
@@ -127,31 +112,17 @@ add("PRelu", "y = PRelu(x, s)", "x s", "by channel", x=(2, 3, 2), s=(3, 1))
 add("SwiGLU", "y = SwiGLU<alpha=1.3>(a, b)", "a b", "alpha", a=(3, 4), b=(3, 4))
 for kind, (one, two) in BROADCAST.items():
     add(
-        "Where",
-        "zero = Constant<value = double {0}>() c = Greater(m, zero) y = Where(c, a, b)",
-        "a b",
-        kind,
-        a=one,
-        b=two,
-        m=Draw((3, 4), -1, 1),
-    )
+        "Where", "zero = Constant<value = double {0}>() c = Greater(m, zero) y = Where(c, a, b)", "a b", kind, a=one,
+        b=two, m=Draw((3, 4), -1, 1),
+    )  # fmt: skip
 add(
-    "Where",
-    "zero = Constant<value = double {0}>() c = Greater(m, zero) y = Where(c, a, b)",
-    "a b",
-    "condition is wide",
-    a=(),
-    b=(1,),
-    m=Draw((3, 4), -1, 1),
-)
+    "Where", "zero = Constant<value = double {0}>() c = Greater(m, zero) y = Where(c, a, b)", "a b",
+    "condition is wide", a=(), b=(1,), m=Draw((3, 4), -1, 1),
+)  # fmt: skip
 add(
-    "Where",
-    "zero = Constant<value = double {0}>() c = Greater(a, zero) y = Where(c, a, b)",
-    "a b",
-    "its own condition",
-    a=(3, 4),
-    b=(3, 4),
-)
+    "Where", "zero = Constant<value = double {0}>() c = Greater(a, zero) y = Where(c, a, b)", "a b",
+    "its own condition", a=(3, 4), b=(3, 4),
+)  # fmt: skip
 for kind, text, by in (
     ("both bounds", "Clip(x, low, high)", "x low high"),
     ("low", "Clip(x, low)", "x low"),
@@ -159,10 +130,6 @@ for kind, text, by in (
     ("none", "Clip(x)", "x"),
 ):
     add(
-        "Clip",
-        f"y = {text}",
-        by,
-        kind,
-        x=Draw((3, 4), -3, 3),
+        "Clip", f"y = {text}", by, kind, x=Draw((3, 4), -3, 3),
         **{name: floats(value).reshape(()) for name, value in (("low", -1.0), ("high", 1.5)) if name in by},
-    )
+    )  # fmt: skip

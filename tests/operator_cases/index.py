@@ -15,14 +15,9 @@ for kind, axis, index in (
     add("Gather", f"y = Gather<axis={axis}>(x, i)", "x", kind, x=(3, 4), i=np.array(index))
     if np.ndim(index) == 2:
         add(
-            "GatherElements",
-            f"y = GatherElements<axis={axis}>(x, i)",
-            "x",
-            kind,
-            how=RUNTIME,
-            x=(3, 4),
+            "GatherElements", f"y = GatherElements<axis={axis}>(x, i)", "x", kind, how=RUNTIME, x=(3, 4),
             i=np.array(index),
-        )
+        )  # fmt: skip
 add("GatherElements", "y = GatherElements(x, i)", "x", "rows", x=(3, 4), i=[[2, 0, -1, 1], [2, 1, 0, 0]])
 add("GatherND", "y = GatherND(x, i)", "x", "elements", x=(3, 4), i=[[2, 1], [0, -1], [2, 1]])
 add("GatherND", "y = GatherND(x, i)", "x", "rows", x=(3, 4), i=[[2], [0], [-1]])
@@ -37,35 +32,17 @@ for name, index, update in (
     add(name, f'y = {name}<reduction="add">(x, i, u)', "x u", f"{kind}, add", x=(3, 4), i=index, u=update)
     for how in ("mul", "max", "min"):
         add(
-            name,
-            f'y = {name}<reduction="{how}">(x, i, u)',
-            "x u",
-            f"{kind}, {how}",
-            refused=f"{name} 'y' cannot",
-            x=(3, 4),
-            i=index,
-            u=update,
-        )
+            name, f'y = {name}<reduction="{how}">(x, i, u)', "x u", f"{kind}, {how}", refused=f"{name} 'y' cannot",
+            x=(3, 4), i=index, u=update,
+        )  # fmt: skip
 add(
-    "ScatterElements",
-    "y = ScatterElements<axis=1>(x, i, u)",
-    "x u",
-    "negative indices",
-    how=RUNTIME,
-    x=(3, 4),
-    i=[[-1, 0]],
-    u=(1, 2),
-)
+    "ScatterElements", "y = ScatterElements<axis=1>(x, i, u)", "x u", "negative indices", how=RUNTIME, x=(3, 4),
+    i=[[-1, 0]], u=(1, 2),
+)  # fmt: skip
 add(
-    "ScatterElements",
-    'y = ScatterElements<axis=1, reduction="add">(x, i, u)',
-    "x u",
-    "repeated",
-    how=RUNTIME,
-    x=(3, 4),
-    i=[[-1, 3], [0, 0]],
-    u=(2, 2),
-)
+    "ScatterElements", 'y = ScatterElements<axis=1, reduction="add">(x, i, u)', "x u", "repeated", how=RUNTIME,
+    x=(3, 4), i=[[-1, 3], [0, 0]], u=(2, 2),
+)  # fmt: skip
 add("Compress", "c = Constant<value = bool[3] {1, 0, 1}>() y = Compress<axis=0>(x, c)", "x", "axis", x=(3, 4))
 add("Compress", "c = Constant<value = bool[5] {1, 0, 1, 1, 0}>() y = Compress(x, c)", "x", "flat", x=(3, 4))
 add("TopK", "k = Constant<value_ints=[2]>() y, i = TopK(x, k)", "x", "largest", x=(3, 4))
@@ -75,28 +52,17 @@ add("Unique", "y, i, v, c = Unique<sorted=0>(x)", "x", "unsorted", how=RUNTIME, 
 add("Unique", "y, i, v, c = Unique<axis=0>(x)", "x", "axis", x=(3, 2))
 for mode in ("linear", "circular"):
     add(
-        "TensorScatter",
-        f'y = TensorScatter<mode="{mode}">(x, u, i)',
-        "x u",
-        mode,
-        x=(2, 2, 4, 3),
-        u=(2, 2, 2, 3),
+        "TensorScatter", f'y = TensorScatter<mode="{mode}">(x, u, i)', "x u", mode, x=(2, 2, 4, 3), u=(2, 2, 2, 3),
         i=[1, 2] if mode == "linear" else [3, 2],
-    )
+    )  # fmt: skip
 add(
-    "Range",
-    "d = Constant<value = double {0.5}>() e = Constant<value = double {3}>() y = Range(x, e, d)",
-    "x",
-    "start",
+    "Range", "d = Constant<value = double {0.5}>() e = Constant<value = double {3}>() y = Range(x, e, d)", "x", "start",
     x=np.array(0.3),
-)
+)  # fmt: skip
 add(
-    "Range",
-    "e = Constant<value = double {3.1}>() b = Constant<value = double {0.5}>() y = Range(b, e, x)",
-    "x",
-    "step",
-    x=np.array(0.3),
-)
+    "Range", "e = Constant<value = double {3.1}>() b = Constant<value = double {0.5}>() y = Range(b, e, x)", "x",
+    "step", x=np.array(0.3),
+)  # fmt: skip
 
 
 for variant, sizes, shape in (("chunks", 2, (3, 5)), ("sizes", [1, 4], (3, 5)), ("negative place", 3, (3, 6))):
@@ -126,10 +92,7 @@ SEQUENCES = {
 for name, text in SEQUENCES.items():
     add(name, text, "x", refused="Sequence|Optional", x=(3,))
 add(
-    "SequenceLength",
-    "s = SequenceConstruct(x, x) n = SequenceLength(s) f = Cast<to=11>(n) y = Mul(f, x)",
-    "x",
-    "zero",
+    "SequenceLength", "s = SequenceConstruct(x, x) n = SequenceLength(s) f = Cast<to=11>(n) y = Mul(f, x)", "x", "zero",
     x=(3,),
-)
+)  # fmt: skip
 add("OptionalHasElement", "n = OptionalHasElement(x) f = Cast<to=11>(n) y = Mul(f, x)", "x", "zero", x=(3,))

@@ -45,25 +45,13 @@ for kind, pads, more in (
     ("value", [1, 0, 0, 2], "v"),
 ):
     add(
-        "Pad",
-        f"y = Pad(x, p, {more})" if more else "y = Pad(x, p)",
-        "x",
-        kind,
-        x=(3, 4),
-        p=pads,
-        how=RUNTIME if kind == "crops" else EXACT,
-        **({"v": floats(3.0).reshape(())} if more else {}),
-    )
+        "Pad", f"y = Pad(x, p, {more})" if more else "y = Pad(x, p)", "x", kind, x=(3, 4), p=pads,
+        how=RUNTIME if kind == "crops" else EXACT, **{"v": floats(3.0).reshape(())} if more else {},
+    )  # fmt: skip
 add(
-    "Pad",
-    "y = Pad(x, p, v)",
-    "x v",
-    "value is trained",
-    refused="Pad",
-    x=(3, 4),
-    p=[1, 0, 0, 2],
+    "Pad", "y = Pad(x, p, v)", "x v", "value is trained", refused="Pad", x=(3, 4), p=[1, 0, 0, 2],
     v=floats(3.0).reshape(()),
-)
+)  # fmt: skip
 add("Pad", "y = Pad(x, p, , a)", "x", "axes", x=(3, 4), p=[2, 1], a=[-1])
 for mode in ("edge", "reflect", "wrap"):
     add("Pad", f'y = Pad<mode="{mode}">(x, p)', "x", mode, x=(3, 4), p=[1, 2, 0, 3])

@@ -48,13 +48,9 @@ for kind, equation, shapes in (
 ):
     names = "abc"[: len(shapes)]
     add(
-        "Einsum",
-        f'y = Einsum<equation="{equation}">({", ".join(names)})',
-        " ".join(names),
-        kind,
-        refused="Einsum" if kind == "broadcast ellipsis" else "",
-        **dict(zip(names, shapes)),
-    )
+        "Einsum", f'y = Einsum<equation="{equation}">({", ".join(names)})', " ".join(names), kind,
+        refused="Einsum" if kind == "broadcast ellipsis" else "", **dict(zip(names, shapes)),
+    )  # fmt: skip
 add("Einsum", 'y = Einsum<equation="ii->i">(a)', "a", "diagonal", refused="Einsum", a=(3, 3))
 
 
@@ -81,40 +77,25 @@ for name in REDUCTIONS:
         ("empty list, no dims", "<keepdims=0>", []),
     ):
         add(
-            name,
-            f"y = {name}{attributes}(x{'' if axes is None else ', a'})",
-            "x",
-            kind,
-            x=data,
-            **({} if axes is None else {"a": axes}),
-        )
+            name, f"y = {name}{attributes}(x{'' if axes is None else ', a'})", "x", kind, x=data,
+            **{} if axes is None else {"a": axes},
+        )  # fmt: skip
     own = name in ("ReduceL1", "ReduceL2", "ReduceSumSquare")
     for kind, axes in (("no-op", None), ("no-op, empty list", [])):
         add(
-            name,
-            f"y = {name}<noop_with_empty_axes=1>(x{'' if axes is None else ', a'})",
-            "x",
-            kind,
-            x=data,
-            refused=name if own else "",
-            **({} if axes is None else {"a": axes}),
-        )
+            name, f"y = {name}<noop_with_empty_axes=1>(x{'' if axes is None else ', a'})", "x", kind, x=data,
+            refused=name if own else "", **{} if axes is None else {"a": axes},
+        )  # fmt: skip
 add(
-    "ReduceProd",
-    "a = Constant<value_ints=[1]>() y = ReduceProd(x, a)",
-    "x",
-    "zeros",
+    "ReduceProd", "a = Constant<value_ints=[1]>() y = ReduceProd(x, a)", "x", "zeros",
     x=np.array([[0.0, 2, 3], [0, 0, 1], [1, 2, 3]]),
-)
+)  # fmt: skip
 add("ReduceL2", "a = Constant<value_ints=[1]>() y = ReduceL2(x, a)", "x", "one element", x=(3, 1))
 for name in ("CumSum", "CumProd"):
     for attributes in ("", "<exclusive=1>", "<reverse=1>", "<exclusive=1, reverse=1>"):
         add(
-            name,
-            f"a = Constant<value = int64 {{1}}>() y = {name}{attributes}(x, a)",
-            "x",
-            attributes.strip("<>"),
+            name, f"a = Constant<value = int64 {{1}}>() y = {name}{attributes}(x, a)", "x", attributes.strip("<>"),
             x=(2, 4),
-        )
+        )  # fmt: skip
     add(name, f"a = Constant<value = int64 {{-2}}>() y = {name}(x, a)", "x", "negative axis", x=(2, 4))
 add("CumProd", "a = Constant<value = int64 {0}>() y = CumProd(x, a)", "x", "zeros", x=np.array([2.0, 0, 3, 0, 1]))

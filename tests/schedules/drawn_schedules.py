@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from random import Random
 
@@ -34,11 +34,15 @@ def draw(seed: int) -> Schedule:
 
 
 class Executor:
-    """What has run, and the messages on their way: one queue for activations and one for gradients, for each pair."""
+    """What has run, and the messages on their way: one queue for activations and one for gradients, for each pair.
+
+    All stages take micro-batches in one order: that of the first to run."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.ran: set[Action] = set()
+        self.orders: dict[ActionKind, list[int]] = {}
+        self.turns: Counter[tuple[ActionKind, int]] = Counter()
         self.queues: dict[tuple[bool, int, int], deque[Action]] = {}
 
     def _source(self, action: Action) -> Action | None:
@@ -53,7 +57,10 @@ class Executor:
 
     def can(self, action: Action) -> bool:
         """Whether an action may run now."""
-        source = self._source(action)
+        source, turn = self._source(action), self.turns[action.kind, action.stage]
+        order = self.orders.get(action.kind, [])[turn : turn + 1]
+        if action.kind is not WEIGHT and order not in ([], [action.micro_batch]):
+            return False
         if action.kind is WEIGHT and Action(INPUT, action.stage, action.micro_batch) not in self.ran:
             return False
         if action.kind in (BACKWARD, INPUT) and Action(FORWARD, action.stage, action.micro_batch) not in self.ran:
@@ -73,6 +80,10 @@ class Executor:
         if action.kind is not WEIGHT and 0 <= reader < self.schedule.stages and home[reader] != home[action.stage]:
             self._queue(action, Action(action.kind, reader, action.micro_batch)).append(action)
         self.ran.add(action)
+        order = self.orders.setdefault(action.kind, [])
+        if self.turns[action.kind, action.stage] == len(order):
+            order.append(action.micro_batch)
+        self.turns[action.kind, action.stage] += 1
 
     @staticmethod
     def accepts(schedule: Schedule) -> bool:

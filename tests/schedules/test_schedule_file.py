@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +13,7 @@ from drawn_schedules import draw
 from gopt.errors import InputError, OptionError
 from gopt.schedules.builders import build_schedule
 from gopt.schedules.schedule_file import from_text, to_text
+from gopt.schedules.simulation import simulate
 
 TEXT = to_text(build_schedule("zb-v", 2, 2))
 
@@ -89,3 +92,26 @@ def test_an_endless_schedule_is_refused() -> None:
             from_text(re.sub(rf"{key} \d", f"{key} 99999999999", TEXT), "schedule.txt")
     with pytest.raises(OptionError, match="SCHEDULE_ACTIONS"):
         from_text("#" * (65 << 20), "schedule.txt")
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_damaged_text_is_refused_or_a_schedule(seed: int) -> None:
+    random = Random(seed)
+    text = list(to_text(draw(seed % 20)))
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(text))
+        text[at : at + random.choice((0, 1, 1, 30))] = random.choice(
+            ("", "9", "-1", "\n", " ", "²", "\0", "forward", "0 0")
+        )
+    try:
+        schedule = from_text("".join(text), "schedule.txt")
+    except (InputError, OptionError):
+        return
+    assert from_text(to_text(schedule), "schedule.txt") == schedule
+    with suppress(OptionError):
+        simulate(schedule)
+
+
+def test_a_name_of_several_lines_stays_on_one() -> None:
+    schedule = replace(build_schedule("1f1b", 1, 1), name="a\nb")
+    assert from_text(to_text(schedule), "schedule.txt").name == r"a\nb"

@@ -115,7 +115,7 @@ def test_an_exchange_is_refused_exactly_where_it_cannot_run(seed: int) -> None:
         if Executor.accepts(exchanged):
             simulate(exchanged)
         else:
-            with pytest.raises(OptionError, match=r"before|waits for ever"):
+            with pytest.raises(OptionError, match=r"before|waits for ever|runs that of"):
                 simulate(exchanged)
 
 
@@ -140,6 +140,17 @@ def test_receives_in_another_order_than_sends_are_named() -> None:
         OptionError, match=r"member 0 sends .* stage 0, micro-batch 0 to member 1, which wants .* micro-batch 1"
     ):
         simulate(changed(schedule, 1, second, first, *rest))
+
+
+def test_stages_that_take_micro_batches_in_different_orders_are_named() -> None:
+    rows = [Action(kind, stage, mb) for kind, stage, mb in (
+        (FORWARD, 0, 0), (FORWARD, 0, 1), (FORWARD, 1, 1), (FORWARD, 1, 0),
+        (BACKWARD, 1, 0), (BACKWARD, 0, 0), (BACKWARD, 1, 1), (BACKWARD, 0, 1),
+    )]  # fmt: skip
+    with pytest.raises(
+        OptionError, match="stage 1 runs the forward of micro-batch 1 where stage 0 runs that of micro-batch 0"
+    ):
+        simulate(Schedule("mine", 2, 2, (0, 0), (tuple(rows),)))
 
 
 def test_a_schedule_splits_all_backwards_or_none() -> None:

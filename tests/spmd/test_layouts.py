@@ -133,6 +133,13 @@ def test_whole_tensors_join_in_the_order_of_their_members():
     refused("each lie on one member", "LocalConcat", OnMember(0), FlatShard(CUTS, 4, 12), sizes=[4, 8])
 
 
+def test_a_transfer_takes_a_value_from_one_member_to_another_or_to_all():
+    assert made("Transfer", OnMember(2), source=2, target=0) == OnMember(0)
+    assert made("Transfer", OnMember(2), source=2, target=-1) == REPLICATED
+    refused("a value on member 1, which sends it", "Transfer", OnMember(2), source=1, target=0)
+    refused("a value on member 1, which sends it", "Transfer", REPLICATED, source=1, target=0)
+
+
 def test_a_guard_makes_terms_that_all_have():
     assert made("Select", Partial("sum", WHOLE), reduce="sum") == Partial("sum")
     assert made("Select", OnMember(2), reduce="max") == Partial("max")
@@ -174,7 +181,7 @@ def test_parts_of_a_dimension_are_cut_out_of_equal_values():
     refused("equal on all members, to cut it", "DimSlice", PER_MEMBER)
 
 
-CHOICES = sorted(set(LAYOUTS) - {"LocalSlice", "ShardSlice", "LocalConcat", "Select", "DimSlice"})
+CHOICES = sorted(set(LAYOUTS) - {"LocalSlice", "ShardSlice", "LocalConcat", "Select", "DimSlice", "Transfer"})
 """Operators on a member's part of a dimension, or on a window of it."""
 
 

@@ -169,6 +169,7 @@ def by_hand() -> SimpleNamespace:
         ),
         training=SimpleNamespace(gradients={"w": "dw"}, new_statistics={"mean_all", "stat"}),
         mesh=Mesh.parse("dp=2,shard=3"),
+        stages=None,
         sharded=dict.fromkeys(("w_part", "dw_part", "dw_sum", "new_part"), FLAT),
     )
 

@@ -151,7 +151,7 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
     tolerance, nudge = TOLERANCE[made.plan.precision], NUDGE[made.plan.precision]
     turns = max(times for _, times in world.phases)
     for step in range(STEPS):
-        batches = [draw_batches(made, len(world.ranks), step, turn) for turn in range(turns)]
+        batches = [draw_batches(made, max(world.sees) + 1, step, turn) for turn in range(turns)]
         hyper = {name: values[step % len(values)] for name, values in made.hyper.items()}
         before = wanted
         wanted = oracle.step({**wanted, **fixed}, hyper, batches)
@@ -160,7 +160,8 @@ def differences(made: Made, folder: Path) -> Iterator[str]:
             for each, (seed, way) in zip(nearby, NUDGES, strict=True)
         ]
         given = [
-            [{new.get(k, k): v for k, v in {**fixed, **hyper, **batch}.items()} for batch in turn] for turn in batches
+            [{new.get(k, k): v for k, v in {**fixed, **hyper, **turn[part]}.items()} for part in world.sees]
+            for turn in batches
         ]
         world.step(held, given)
         for rank in world.ranks:

@@ -9,7 +9,8 @@ from copy import deepcopy
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from gopt.autodiff.operators import FreeNames, bodies, names_of
+from gopt.autodiff.operators import bodies, names_of
+from gopt.ir.free_names import FreeNames
 from gopt.ir.model_file import refill
 
 

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from gopt.autodiff.backward import tidy
 from gopt.autodiff.differentiate import differentiate
-from gopt.autodiff.operators import FreeNames, names_of
+from gopt.autodiff.operators import names_of
 from gopt.documents.roles import RolesRecord
 from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel, unknown_shape, with_constants
@@ -23,6 +23,7 @@ from gopt.frontends.derive.training_mode import add_outputs, updated_statistics,
 from gopt.frontends.derive.update import FIRST_SCALE, SCALE, DerivedUpdate
 from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles
+from gopt.ir.free_names import FreeNames
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
 from gopt.ir.model_file import refill

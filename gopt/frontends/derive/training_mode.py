@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from gopt.autodiff.operators import FreeNames, bodies
+from gopt.autodiff.operators import bodies
 from gopt.autodiff.rewrites import constants_of
 from gopt.errors import UnsupportedError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.frontends.derive.functions import call
 from gopt.frontends.derive.options import DeriveOptions, Norms
+from gopt.ir.free_names import FreeNames
 from gopt.ir.model_file import refill
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype

@@ -8,8 +8,9 @@ from typing import Any
 import onnx
 from onnx import ModelProto, numpy_helper
 
-from gopt.autodiff.operators import FreeNames, names_of
+from gopt.autodiff.operators import names_of
 from gopt.frontends.derive.functions import call
+from gopt.ir.free_names import FreeNames
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, dtype_code, scalar_of

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from gopt.artifact.output_folder import replaced_folder
 from gopt.artifact.output_paths import check_not_inside, resolve_output
 from gopt.documents import read_bytes
-from gopt.documents.torch_record import TorchOptimizer, TorchRecord
+from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.frontends.pytorch.saved_values import SCHEDULERS, SavedValues, load_weights, plain_tensor, plain_type
 from gopt.frontends.pytorch.state_file import module_values, summary, training_values
@@ -31,7 +31,7 @@ from gopt.ir.external_data import DataFolder, check_dims, naming
 from gopt.ir.file_reads import read_values
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.offline.state_values import DCP_FILE, StateDict, StepValues
+from gopt.offline.state_values import DCP_FILE, StateDict, StepValues, shared_prefix
 from gopt.system.background import held
 from gopt.text.sanitize import show
 
@@ -55,7 +55,7 @@ _CLASSES = {
 }  # fmt: skip
 """All that may stand in the metadata of a folder."""
 _STATE = re.compile(r"(?:app\.)?optim(?:izers?)?\.state\.(.+)")
-_GROUPS = re.compile(r"(?:app\.)?optim(?:izers?)?\.param_groups\..+")
+_GROUPS = re.compile(r"(?:app\.)?optim(?:izers?)?\.param_groups\.(.+)\.([^.]+)")
 _AGAIN = "copy the whole folder again, as torch.distributed.checkpoint.save wrote it"
 _PREFIXES = ("app.model.", "model.", "state_dict.", "states.")
 
@@ -142,19 +142,25 @@ class DcpFolder:
         return load_weights(io.BytesIO(read_values(file, start, TensorType("uint8", (length,))).data))
 
 
-def read_dcp(path: str, record: TorchRecord, types: Mapping[str, TensorType]) -> dict[str, Tensor]:
+def read_dcp(path: str, record: TorchRecord, types: Mapping[str, TensorType], notes: list[str]) -> dict[str, Tensor]:
     """The values of a folder by names of a step; raises InputError. A ``StateReader``."""
-    folder, saved = DcpFolder(path), SavedValues(record, types)
+    folder, saved = DcpFolder(path), SavedValues(record, types, notes)
     names = types.keys() | record.module.keys()
     places = dict(_places(record))
     states: dict[int, dict[int, dict[str, Any]]] = {}
     values = {}
+    of_state = {key: match[1] for key in folder.entries if (match := _STATE.fullmatch(key))}
+    wrapper = shared_prefix(of_state.values(), places)
+    shorts = {key: next((key.removeprefix(part) for part in _PREFIXES if key.startswith(part)), key)
+              for key in folder.entries}  # fmt: skip
+    inner = shared_prefix([short for key, short in shorts.items() if short != key], names)
     for key in folder.entries:
-        if (match := _STATE.fullmatch(key)) and match[1] in places:
-            optimizer, position, name = places[match[1]]
+        home = places.get(of_state.get(key, "").removeprefix(wrapper))
+        if home is not None:
+            optimizer, position, name = home
             states.setdefault(optimizer, {}).setdefault(position, {})[name] = folder.value(key)
         elif folder.is_tensor(key) and not _GROUPS.fullmatch(key):
-            short = next((key.removeprefix(part) for part in _PREFIXES if key.startswith(part)), key)
+            short = shorts[key].removeprefix(inner)
             values[short if key not in names and short in names else key] = folder.value(key)
     scheduled = [f"{key}.last_epoch" for key in SCHEDULERS if f"{key}.last_epoch" in folder.entries]
     if EPOCH in types and scheduled:
@@ -163,7 +169,21 @@ def read_dcp(path: str, record: TorchRecord, types: Mapping[str, TensorType]) ->
     with naming(path):
         for number, entries in states.items():
             values |= saved.of_optimizer(record.optimizers[number], entries, step)
+    groups = _groups(record)
+    for key in folder.entries:
+        match = _GROUPS.fullmatch(key)
+        group = match and groups.get(match[1].removeprefix(wrapper))
+        if match and group and match[2] in group.options:
+            saved.compare(group, {match[2]: folder.value(key)}, step)
     return values
+
+
+def _groups(record: TorchRecord) -> dict[str, TorchGroup]:
+    """A group by its number among those of all optimizers, and by the names of its parameters in the module."""
+    groups = [group for optimizer in record.optimizers for group in optimizer.groups]
+    by_name = {parameter.name: group for group in groups for parameter in group.parameters}
+    owners = {key: by_name[name] for key, name in record.module.items() if name in by_name}
+    return {str(number): group for number, group in enumerate(groups)} | owners
 
 
 def _places(record: TorchRecord) -> Iterator[tuple[str, tuple[int, int, str]]]:

@@ -130,18 +130,20 @@ class Rank:
         losses: dict[str, list[torch.Tensor]] = {}
         shown: dict[str, torch.Tensor] = {}
         weights: list[torch.Tensor] = []
-        for phase, count in rank.phases:
+        fitted: dict[int, dict[str, torch.Tensor]] = {}
+        for phase, turn in rank.actions:
             reads = phase in self._reading
-            for turn in range(count):
-                inputs = self._fitted(batches[turn], self.steps * times + turn) if reads else {}
-                fed = {name: HeldInput(value) for name, value in rank.record.feeds(inputs).items()}
-                results = rank.run_phase(phase, {**feeds, **fed}, self._calls)
-                shown.update(results)
-                for name in self.manifest.losses:
-                    if name in results:
-                        losses.setdefault(name, []).append(results[name])
-                if reads and rank.weight:
-                    weights.append(results[rank.weight] if rank.weight in results else inputs[rank.weight])
+            if reads and turn not in fitted:
+                fitted[turn] = self._fitted(batches[turn], self.steps * times + turn)
+            inputs = fitted[turn] if reads else {}
+            fed = {name: HeldInput(value) for name, value in rank.record.feeds(inputs).items()}
+            results = rank.run_phase(phase, turn, {**feeds, **fed}, self._calls)
+            shown.update(results)
+            for name in self.manifest.losses:
+                if name in results:
+                    losses.setdefault(name, []).append(results[name])
+            if rank.weight and self.manifest.loss in results:
+                weights.append(results[rank.weight] if rank.weight in results else inputs[rank.weight])
         self.steps += 1
         self._evaluated = None
         return shown | {name: _mean(values, weights) for name, values in losses.items()}

@@ -210,24 +210,15 @@ def _integers_like(source: RandomSource, x: torch.Tensor, low: int, high: int, *
 
 
 _RULES: dict[Any, Any] = {
-    aten.bernoulli_.float: _bernoulli_in_place,
-    aten.bernoulli_.Tensor: _bernoulli_in_place,
-    aten.bernoulli.default: _bernoulli,
-    aten.bernoulli.p: _bernoulli,
-    aten.native_dropout.default: _native_dropout,
-    aten.rand.default: _rand,
-    aten.randn.default: _randn,
-    aten.rand_like.default: _rand_like,
-    aten.randn_like.default: _randn_like,
-    aten.uniform_.default: _uniform_in_place,
-    aten.normal_.default: _normal_in_place,
-    aten.normal.Tensor_Tensor: _normal_of_tensors,
-    aten.normal.Tensor_float: _normal_of_tensors,
-    aten.normal.float_Tensor: _normal_of_tensors,
+    aten.bernoulli_.float: _bernoulli_in_place, aten.bernoulli_.Tensor: _bernoulli_in_place,
+    aten.bernoulli.default: _bernoulli, aten.bernoulli.p: _bernoulli, aten.native_dropout.default: _native_dropout,
+    aten.rand.default: _rand, aten.randn.default: _randn, aten.rand_like.default: _rand_like,
+    aten.randn_like.default: _randn_like, aten.uniform_.default: _uniform_in_place,
+    aten.normal_.default: _normal_in_place, aten.normal.Tensor_Tensor: _normal_of_tensors,
+    aten.normal.Tensor_float: _normal_of_tensors, aten.normal.float_Tensor: _normal_of_tensors,
     aten.exponential_.default: _exponential_in_place,
     aten.randint.default: lambda source, high, size, **options: _integers(source, 0, high, size, **options),
     aten.randint.low: _integers,
     aten.randint_like.default: lambda source, x, high, **options: _integers_like(source, x, 0, high, **options),
-    aten.randint_like.low_dtype: _integers_like,
-    aten.randperm.default: _permutation,
-}
+    aten.randint_like.low_dtype: _integers_like, aten.randperm.default: _permutation,
+}  # fmt: skip

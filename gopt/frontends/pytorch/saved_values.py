@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 import zipfile
@@ -11,12 +12,14 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from gopt.documents.torch_record import TorchOptimizer, TorchRecord
+from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
 from gopt.errors import InputError
+from gopt.frontends.pytorch.state_file import group_options
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.external_data import naming, regular_size
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, known, numpy_dtype
+from gopt.offline.state_values import shared_prefix
 from gopt.runtime.pytorch.tensors import array_over
 from gopt.text.sanitize import show
 
@@ -26,29 +29,32 @@ _OPTIMIZERS = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_sta
 """Keys of the optimizers' state dicts."""
 SCHEDULERS = ("scheduler", "lr_scheduler")
 
+_TURNS = (0, 1, 1 << 30)
+"""Numbers of steps at which changing options differ."""
 _SAVE = "save state dicts alone: torch.save(module.state_dict(), FILE)"
 _OPTIMIZER = "torch.save({'model': module.state_dict(), 'optimizer': optimizer.state_dict()}, FILE)"
 _OTHER = "export the step with the optimizer of the file, or leave its states out"
 
 
-def read_torch(path: str, record: TorchRecord, types: Mapping[str, TensorType]) -> dict[str, Tensor]:
+def read_torch(path: str, record: TorchRecord, types: Mapping[str, TensorType], notes: list[str]) -> dict[str, Tensor]:
     """The values of a state dict, or of a dict of several; raises InputError. A ``StateReader``."""
     with naming(path):
         regular_size(path)
-        mapped = zipfile.is_zipfile(path)
-        if mapped:
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                     raise InputError("is a compressed archive", "write it with torch.save")
-        return SavedValues(record, types).of_file(load_weights(path, mapped=mapped))
+        return SavedValues(record, types, notes).of_file(load_weights(path))
 
 
-def load_weights(source: str | IO[bytes], *, mapped: bool = False) -> Any:
-    """Tensors in containers, in host memory or ``mapped``; raises InputError for any other class, and for damage."""
+def load_weights(source: str | IO[bytes]) -> Any:
+    """Tensors in containers, in host memory; raises InputError for any other class, and for damage.
+
+    Not mapped: a file shortened meanwhile would end the process."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other protocols of pickle
-            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
+            return torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file makes torch.load raise
         text = str(error)
         if match := re.search(r"GLOBAL (\S+)", text) or re.search(r"[Tt]rying to load unsupported GLOBAL (\S+)", text):
@@ -59,10 +65,10 @@ def load_weights(source: str | IO[bytes], *, mapped: bool = False) -> Any:
 
 
 class SavedValues:
-    """Values by names of a step with a record."""
+    """Values by names of a step with a record, and notes on options unlike the step's."""
 
-    def __init__(self, record: TorchRecord, types: Mapping[str, TensorType]) -> None:
-        self._record, self._types = record, types
+    def __init__(self, record: TorchRecord, types: Mapping[str, TensorType], notes: list[str]) -> None:
+        self._record, self._types, self._notes = record, types, notes
 
     def of_file(self, content: Any) -> dict[str, Tensor]:
         """The values of what ``torch.save`` wrote."""
@@ -72,7 +78,9 @@ class SavedValues:
             raise InputError(f"has no state dict, but {type(content).__name__}", _SAVE)
         modules = [content[key] for key in _MODULES if isinstance(content.get(key), Mapping)]
         optimizers = [content[key] for key in _OPTIMIZERS if isinstance(content.get(key), Mapping | list | tuple)]
-        values = dict(self.tensors("", modules[0] if modules else {} if optimizers else content))
+        module = modules[0] if modules else {} if optimizers else content
+        prefix = shared_prefix(module, self._types.keys() | self._record.module.keys())
+        values = dict(self.tensors("", {key.removeprefix(prefix): value for key, value in module.items()}))
         if modules or optimizers:
             values |= self._of_training(content, [part for entry in optimizers for part in _each_optimizer(entry)])
         if not values:
@@ -92,6 +100,7 @@ class SavedValues:
             states, groups = _by_position(optimizer, state_dict)
             values |= self.of_optimizer(optimizer, states, content.get("step"))
             for group, options in zip(optimizer.groups, groups):
+                self.compare(group, options, content.get("step"))
                 for key, name in (group.counters or {}).items():
                     values[name] = self.value(name, options.get(key))
         values |= self._scalars(content)
@@ -138,6 +147,18 @@ class SavedValues:
             rest = {key: value for key, value in entry.items() if key not in known_keys}
             yield from self.tensors(f"optimizer.state.{parameter.name}", rest)
 
+    def compare(self, group: TorchGroup, options: Mapping[str, Any], step: Any = None) -> None:
+        """Note the options of a group unlike the step's. ``step``: as for ``of_optimizer``; without a number, options
+        changing with the step are left out."""
+        due, *more = (group_options(group, turn) for turn in ([step] if isinstance(step, int) else _TURNS))
+        for key, number in due.items():
+            value = _item(options.get(key))
+            if all(table[key] == number for table in more) and _differs(value, number):
+                self._notes.append(
+                    f"{key} is {show(value)} in the file, {show(number)} in the step, which counts "
+                    f"({show(group.parameters[0].name)} and its group)"
+                )
+
     def tensors(
         self, label: str, table: Mapping[Any, Any], names: Mapping[str, str] | None = None
     ) -> Iterator[tuple[str, Tensor]]:
@@ -173,6 +194,14 @@ def _item(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.numpy().item() if value.type.elements == 1 else value
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def _differs(left: Any, right: Any) -> bool:
+    """Return whether options are different numbers, or tuples with different numbers."""
+    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+        return any(map(_differs, left, right))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    return numbers and not math.isclose(left, right, rel_tol=1e-6)
 
 
 def _zeros(type: TensorType) -> Tensor:

@@ -132,14 +132,15 @@ def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step:
                     **{key: _value(entry) for key, entry in (parameter.others or {}).items()},
                 }
         numbers = list(range(start, start + len(group.parameters)))
-        groups.append({**_options(group, values, step), "params": numbers})
+        counters = {key: _number(values[name]) for key, name in (group.counters or {}).items()}
+        groups.append({**group_options(group, step), **counters, "params": numbers})
         start += len(numbers)
     return {"state": states, "param_groups": groups}
 
 
-def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
+def group_options(group: TorchGroup, step: int) -> dict[str, Any]:
+    """The options of a group behind a step."""
     options = {key: _value(option_value) for key, option_value in group.options.items()}
-    options |= {key: _number(values[name]) for key, name in (group.counters or {}).items()}
     for name, default in {**(group.moved or {}), **({"lr": group.rate} if group.rate is not None else {})}.items():
         schedule, (option, _, member) = default_schedule(name, default), name.rpartition("_")
         value = schedule.at(step if schedule.steps is None else min(step, schedule.steps - 1))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import ModelProto, TrainingInfoProto, ValueInfoProto, helper
 
-from gopt.autodiff.operators import FreeNames
 from gopt.errors import UnsupportedError
 from gopt.importers.training_info.names import broken, stored_types
+from gopt.ir.free_names import FreeNames
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, known
 from gopt.text.sanitize import line, show

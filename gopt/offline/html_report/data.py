@@ -15,6 +15,7 @@ from gopt.offline.folder_contents import folder_records
 from gopt.offline.html_report import rank_groups
 from gopt.offline.html_report.proof import read_proof
 from gopt.offline.html_report.record import Heading, PassEntry, ReportPage, RoleCounts, SizeRow, SizeTable, Timeline
+from gopt.offline.html_report.schedule_picture import schedule_picture
 from gopt.offline.html_report.step_timeline import step_timeline
 from gopt.offline.html_report.trace_timeline import trace_timeline
 from gopt.spmd.pass_records import PassRecord
@@ -37,7 +38,9 @@ def report_page(
     """Return the record of the page of an output folder.
 
     ``trace``: a file of ``gopt run --trace``; without a trace the timeline is that of the plan. ``verification``:
-    output of ``gopt verify --json``, or the record. Raises InputError for a broken or foreign folder or file."""
+    output of ``gopt verify --json``, or the record.
+
+    Raises InputError for a broken or foreign folder or file, OptionError for a schedule that cannot run."""
     manifest, report = folder_records(folder)
     roles = _roles(manifest)
     usages = report.ranks
@@ -56,6 +59,7 @@ def report_page(
             "hidden_share": report.figures.overlap.hidden_share,
         },
         timeline=_timeline(folder, manifest, report, trace),
+        schedule=schedule_picture(folder),
         roles=_role_counts(report),
         passes=tuple(_pass(entry) for entry in report.pipeline),
         notes=report.notes,

@@ -125,6 +125,31 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A member of axis ``pp``. ``waits``: the part of the time without an action; ``live``: the most forwards whose
+    backward has not ended."""
+
+    member: int
+    stages: tuple[int, ...]
+    actions: int
+    waits: float
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePicture:
+    """The schedule of pipeline stages. ``bubble``: as simulated, with a backward of two forwards; ``formula``: the
+    fraction of a known schedule."""
+
+    name: str
+    micro_batches: int
+    bubble: float
+    formula: str | None
+    svg: str
+    members: tuple[MemberRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoleCounts:
     """Operators and values of one role that a pass removed and added."""
 
@@ -198,6 +223,7 @@ class ReportPage:
     figures: Mapping[str, float]
     """Calls of a step, the fewest that could carry the same, and the overlapped share of the bytes sent."""
     timeline: Timeline
+    schedule: SchedulePicture | None
     roles: tuple[RoleCounts, ...]
     passes: tuple[PassEntry, ...]
     notes: tuple[str, ...]

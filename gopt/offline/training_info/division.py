@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from onnx import FunctionProto
 
 from gopt.analysis.training import TrainingGraph
-from gopt.autodiff.operators import FreeNames
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.free_names import FreeNames
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.nodes import nested
 from gopt.ir.opaque.function_export import source_nodes

@@ -43,6 +43,8 @@ def recompute(program: SpmdProgram, options: RecomputeOptions) -> PassResult:
     Requires: to run behind shard and before overlap. Guarantees: a copy is a node of the forward on equal operands, so
     the bits stay the same; draws, calls and updates of running statistics run once. On the wire: nothing.
     """
+    if dict(program.mesh.axes).get("pp", 1) > 1:
+        raise UnsupportedError("--recompute does not know pipeline stages yet", "leave it out, or use tp, shard or dp")
     rules = _parse(options.override)
     forward, before = ForwardValues(program), _peak(program)
     rule = _RULES.get(options.policy)

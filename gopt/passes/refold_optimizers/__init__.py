@@ -39,6 +39,8 @@ def refold_optimizers(program: SpmdProgram, options: RefoldOptions) -> PassResul
     pieces = _pieces(program)
     if not pieces:
         return PassResult(note="no opaque optimizer")
+    if program.stages is not None:
+        return PassResult(note="on pipeline stages an opaque optimizer stays in standard operators")
     rewriter = GraphRewriter(program.graph, NAME)
     folder = _Folder(program, rewriter)
     facts = RefoldFacts(tuple(folder.fold(piece) for piece in pieces.values()))

@@ -125,6 +125,7 @@ def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
         None if options.bucket_mb is None else int(options.bucket_mb * (1 << 20)),
         options.stage is Stage.PARAMETERS, options.persist,
         {name: sharding.sharding_axes for name, sharding in program.parts.items()},
+        program.stages.states if program.stages is not None else {},
     )  # fmt: skip
 
 

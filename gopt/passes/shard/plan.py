@@ -136,6 +136,8 @@ class StateLayout:
     """Parameters of fewer elements are a kind of their own."""
     split_along: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameter -> other axes along which its dimensions are sharded already: a kind of their own as well."""
+    stages: Mapping[str, int] = field(default_factory=dict)
+    """Parameter -> its stage of a pipeline: the parameters of a stage share no bucket with others."""
 
     def of(self, name: str) -> Partition:
         """The partition asked for a parameter."""
@@ -205,6 +207,7 @@ def _items(
             travels,
             persists,
             layout.split_along.get(name, ()),
+            layout.stages.get(name),
         )
         ready = makers.get(subgraph.gradient, -1)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from gopt import limits
 from gopt.errors import RunError, StoppedError
-from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.launcher_folder import (
     DIED,
     HEARTBEATS,
@@ -257,7 +257,7 @@ class _JobMonitor:
             return
         with path.open("rb") as file:
             file.seek(self._signalled)
-            data = file.read(LINE_BYTES)
+            data = file.read(limits.LINE_BYTES)
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         for line in whole.decode("utf-8", "replace").splitlines():
             self.show(line)

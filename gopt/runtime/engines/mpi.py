@@ -130,6 +130,8 @@ class MpiEngine:
         self._shared = NOT_SHARED
         self._results: dict[int, _Results] = {}
         """By the identity of a call's node: what it made last in the memory that it was given."""
+        self._sent: list[tuple[Any, Array]] = []
+        """Values on their way to other ranks: a request, and the memory that it reads."""
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (group for group in groups if group not in self._groups):
@@ -138,6 +140,8 @@ class MpiEngine:
 
     def gather(self, item: Any) -> list[Any]:
         with self.watchdog.on("the ranks' agreement"):
+            while self._sent:
+                self._sent.pop()[0].Wait()
             return exchange(self._world, item)
 
     def host_ranks(self) -> list[int]:
@@ -267,7 +271,9 @@ class MpiEngine:
 
     def _send(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
-        comm.Send([bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
+        flat = packed([array.copy() for array in inputs])  # the rank goes on, and may write where the values lie
+        self._sent = [item for item in self._sent if not item[0].Test()]
+        self._sent.append((comm.Isend([bits(flat), self._mpi.BYTE], peer, node.attributes["tag"]), flat))
         return []
 
     def _recv(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:

@@ -10,18 +10,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gopt.errors import UnsupportedError
+from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.operators.kinds import RANDOM
 from gopt.operators.operator import Operator
 from gopt.operators.table import OPERATORS
 from gopt.operators.torch_call import called
 from gopt.runtime.proto import as_node
-from gopt.runtime.pytorch.tensors import tensor_over
+from gopt.runtime.pytorch.tensors import tensor_over, torch_dtype
 from gopt.text.sanitize import show
 
 MOST_TURNS = 4096
@@ -33,7 +35,8 @@ class UntraceableError(Exception):
 
 
 def check_known(nodes: Iterable[Node]) -> None:
-    """Raise UnsupportedError for the first node without a facet ``torch``."""
+    """Raise UnsupportedError for the first node without a facet ``torch``, and for a constant that is no tensor of
+    PyTorch: a text, or a sparse one."""
     for node in nodes:
         record = OPERATORS.get(node.op_type)
         if node.is_in(_CONTROL):
@@ -45,6 +48,11 @@ def check_known(nodes: Iterable[Node]) -> None:
             raise UnsupportedError(
                 f"engine torch does not compute {name} ({show(node.label)})", "run it with --engine threads or mpi"
             )
+        elif node.is_in({"Constant"}):
+            try:
+                torch_dtype(np.asarray(constant_array(node.attributes)).dtype)
+            except UnsupportedError as error:
+                raise UnsupportedError(f"constant {show(node.label)}: {error}", *error.hints) from None
 
 
 @dataclass(frozen=True, slots=True)

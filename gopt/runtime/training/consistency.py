@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.records.mesh import Mesh
@@ -21,25 +23,40 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
 
     ``graphs``: by phase. Raises RunError with the first call that differs."""
     calls: dict[str, list[str]] = {}
+    transfers: dict[tuple[int, int], list[str]] = {}
     for phase, graph in graphs.items():
         for node in graph.nodes:
-            if node.domain == COMM:
-                calls.setdefault(str(node.attributes["group"]), []).append(f"{phase}: {_call_text(node, graph)}")
-    everything = engine.gather((str(mesh), {group: _digest(texts) for group, texts in calls.items()}))
-    meshes = [text for text, _ in everything]
+            if node.domain != COMM:
+                continue
+            texts = calls.setdefault(str(node.attributes["group"]), [])
+            if COLLECTIVES[node.op_type].pairwise:  # an action sends, and perhaps a later one receives
+                ends = engine.rank, int(node.attributes["peer"])
+                texts = transfers.setdefault(ends if node.op_type == "Send" else ends[::-1], [])
+                insort(texts, _call_text(node, graph))
+            else:
+                texts.append(f"{phase}: {_call_text(node, graph)}")
+    digests_of = [{key: _digest(texts) for key, texts in table.items()} for table in (calls, transfers)]
+    everything = engine.gather((str(mesh), *digests_of))
+    meshes = [text for text, *_ in everything]
     if len(set(meshes)) > 1:
         raise RunError(
             f"ranks run different meshes: {' and '.join(sorted(set(meshes)))}",
             "start all ranks with the same folder",
         )
-    groups = sorted({group for _, digests in everything for group in digests})
+    groups = sorted({group for _, digests, _ in everything for group in digests})
     engine.prepare(groups)
     differs = any(
         digests.get(group) != everything[mesh.first(group, rank)][1].get(group)
-        for rank, (_, digests) in enumerate(everything) for group in groups
+        for rank, (_, digests, _) in enumerate(everything) for group in groups
     )  # fmt: skip
     if differs:
         _raise_difference(mesh, engine.gather(calls), groups)
+    for source, target in sorted({ends for *_, ends_of in everything for ends in ends_of}):
+        if everything[source][2].get((source, target)) != everything[target][2].get((source, target)):
+            raise RunError(
+                f"what rank {source} sends is not what rank {target} receives from it",
+                "all ranks need the files of one gopt shard",
+            )
 
 
 def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], groups: Sequence[str]) -> None:
@@ -82,6 +99,9 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 def _call_text(node: Node, graph: Graph) -> str:
     """The text of a call, to be equal on all members of the group."""
+    if COLLECTIVES[node.op_type].pairwise:
+        moved = node.inputs or node.outputs
+        return f"tag {node.attributes['tag']} {', '.join(str(graph.type_of(name)) for name in moved)}"
     attributes = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
     types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
     shown = "" if "cuts" in attributes and node.op_type == "ReduceScatter" else " " + ", ".join(types)

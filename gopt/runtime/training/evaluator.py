@@ -19,9 +19,8 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
-from gopt.runtime.engines.base import Engine
+from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor
-from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, SampleOrder, taken
 from gopt.runtime.training.batch_stream import array, named
 from gopt.runtime.training.batch_types import samples_in
@@ -29,6 +28,7 @@ from gopt.runtime.training.data import batch_function, open_data
 from gopt.runtime.training.evaluation import BestRule, Evaluation, EvaluationPlan, KeptChoice
 from gopt.runtime.training.fitted_arrays import closed, fitted
 from gopt.runtime.training.gathered_states import gathered_states
+from gopt.runtime.training.loaded_rank import LoadedRank
 from gopt.runtime.training.sample_files import on_disk
 from gopt.text.sanitize import clean_line, listed, show
 
@@ -41,7 +41,7 @@ class Evaluator:
     """Evaluates the states of one rank's job."""
 
     plan: EvaluationPlan
-    manifest: Manifest
+    rank: LoadedRank
     types: dict[str, TensorType]
     """The inputs of the batch, at the size of a batch."""
     open: frozenset[str]
@@ -53,10 +53,10 @@ class Evaluator:
     _source: ArraySource | Callable[[int, int], Iterable[Any]]
 
     @classmethod
-    def of(cls, plan: EvaluationPlan, manifest: Manifest, samples: int) -> Evaluator:
-        """``samples``: of a batch, where the model leaves the number open. Raises InputError for a model or data that
-        does not fit, OptionError for a metric that the model does not compute."""
-        graph = load(plan.model)
+    def of(cls, plan: EvaluationPlan, rank: LoadedRank, samples: int) -> Evaluator:
+        """``samples``: of a batch, where the model leaves the number open. The model runs on the rank's device. Raises
+        InputError for a model or data that does not fit, OptionError for a metric that the model does not compute."""
+        graph, manifest = load(plan.model), rank.manifest
         states = fed_states(graph, manifest, str(plan.model))
         metrics = _metrics(graph, str(plan.model))
         graph.outputs = {name: graph.outputs[name] for name in metrics}
@@ -64,25 +64,24 @@ class Evaluator:
         fed, axis = {name: graph.inputs[name] for name in free}, manifest.samples_axis
         types, open_ = _batch_types(fed, samples, axis, str(plan.model))
         choice = None if plan.best is None else KeptChoice(_direction(plan.best, metrics), plan.patience)
-        executor = Executor(graph, SessionCache())
+        executor = Executor(plan_execution(graph, device=rank.device), rank.device.sessions())
         source = _source(plan.data, types, axis)
-        return cls(plan, manifest, types, open_, states, metrics, choice, executor, source)
+        return cls(plan, rank, types, open_, states, metrics, choice, executor, source)
 
     def due(self, step: int, last: bool) -> bool:
         """Return whether states are evaluated after a step; ``last``: the job ends with it."""
         return last or bool(self.plan.every and step % self.plan.every == 0)
 
-    def evaluate(
-        self, engine: Engine, ranks: int, step: int, states: Mapping[str, Any], to_host: Callable[[Any], Array]
-    ) -> Evaluation:
-        """Evaluate the states behind a step; every rank calls this method and gets the same result. Raises InputError
-        for data that does not fit."""
+    def evaluate(self, step: int) -> Evaluation:
+        """Evaluate the rank's states behind a step; every rank calls this method and gets the same result. Raises
+        InputError for data that does not fit."""
         begin = time.perf_counter()
-        fed = self._executor.hold(gathered_states(self.manifest, engine, states, to_host, self.states))
+        rank, engine, device = self.rank, self.rank.engine, self.rank.device
+        fed = self._executor.hold(gathered_states(rank.manifest, engine, rank.held, rank.to_host, self.states))
         mine = []
-        for number, samples, batch in self._batches(engine.rank, ranks):
+        for number, samples, batch in self._batches(engine.rank, rank.mesh.ranks):
             outputs = self._executor.run({**batch, **fed})
-            mine.append((number, samples, [float(np.asarray(outputs[name]).reshape(())) for name in self.metrics]))
+            mine.append((number, samples, [float(device.to_host(outputs[name]).reshape(())) for name in self.metrics]))
         results = sorted(itertools.chain.from_iterable(engine.gather(mine)))
         total = sum(samples for _, samples, _ in results)
         if not total:
@@ -130,7 +129,7 @@ class Evaluator:
     def _takes_rest(self, source: ArraySource) -> bool:
         """Return whether the model takes a last batch of fewer samples."""
         moving = [name for name, values in source.arrays.items() if values.shape != self.types[name].dims]
-        if self.manifest.samples_axis:
+        if self.rank.manifest.samples_axis:
             return False
         return all(name in self.open and taken(self.types[name].dims, source.arrays[name].shape) > 1 for name in moving)
 
@@ -148,7 +147,7 @@ class Evaluator:
         return TensorType(type.dtype, shape) if name in self.open and shape else type
 
     def _samples(self, batch: Batch) -> int:
-        return samples_in(self.manifest, {name: value.shape for name, value in batch.items()})
+        return samples_in(self.rank.manifest, {name: value.shape for name, value in batch.items()})
 
 
 def fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:

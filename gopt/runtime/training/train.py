@@ -18,6 +18,7 @@ from gopt.runtime.device import Device, Host
 from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine
 from gopt.runtime.executor import no_timing
 from gopt.runtime.memory import peak_memory
+from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
 from gopt.runtime.training.batch_types import batch_types, samples_in
@@ -75,6 +76,7 @@ class Trainer:
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
+        self._last_reading = next((name for name in reversed(rank.graphs) if name in self._reading), "")
         self._samples = samples_in(self.manifest, {name: type.dims for name, type in self.types.items() if type.static})
         """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
@@ -91,7 +93,7 @@ class Trainer:
         return "; ".join(filter(None, (self.job.order(self.rank.micro_steps).note(counts, self.rank.parts), evaluated)))
 
     def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
-        evaluator = Evaluator.of(plan, self.manifest, self._samples)
+        evaluator = Evaluator.of(plan, self.rank, self._samples)
         if evaluator.choice is not None and self.checkpoints is not None and self.job.resume:
             best = self.checkpoints.best()
             since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
@@ -176,28 +178,30 @@ class Trainer:
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         weights: list[float] = []
-        times, batches = self.rank.micro_steps, []
-        for phase, count in self.rank.phases:
-            reads_batch = phase in self._reading
-            for turn in range(count):
-                feeds: Mapping[str, Any] = hyper
-                if reads_batch:
-                    batch = self.data.batch(MicroStep(self.step * times + turn, self.rank.part, self.rank.parts))
+        times, batches = self.rank.micro_steps, dict[int, Mapping[str, Array]]()
+        for phase, turn in self.rank.actions:
+            feeds: Mapping[str, Any] = hyper
+            if phase in self._reading:
+                if turn not in batches:
+                    micro_step = MicroStep(self.step * times + turn, self.rank.part, self.rank.parts)
+                    batches[turn] = batch = self.data.batch(micro_step)
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
-                    feeds = hyper | self.rank.record.feeds(batch)
-                    if not self.step:
-                        batches.append(batch)
-                shown = self.rank.run_phase(phase, feeds, collectives)
-                if reads_batch and self.rank.weight in feeds:
-                    weights.append(float(np.reshape(feeds[self.rank.weight], ())))
-                elif self.rank.weight in shown:
-                    weights.append(float(self.device.to_host(shown[self.rank.weight]).reshape(())))
-                for name in micro_losses.keys() & shown.keys():
-                    micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
+                feeds = hyper | self.rank.record.feeds(batches[turn])
+                if self.step and phase == self._last_reading:
+                    del batches[turn]
+            shown = self.rank.run_phase(phase, turn, feeds, collectives)
+            if self.manifest.loss in shown and self.rank.weight in feeds:
+                weights.append(float(np.reshape(feeds[self.rank.weight], ())))
+            elif self.rank.weight in shown:
+                weights.append(float(self.device.to_host(shown[self.rank.weight]).reshape(())))
+            for name in micro_losses.keys() & shown.keys():
+                micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
         mine = {name: mean(losses, weights) for name, losses in micro_losses.items()}
         broken = not_finite(mine) if any(weights) or not weights else ""
-        cause = first_nan(self.job, batches, hyper, self.rank.states, self._start) if batches and broken else ""
+        cause = (
+            first_nan(self.job, [*batches.values()], hyper, self.rank.states, self._start) if batches and broken else ""
+        )
         if self.job.stop_on_nan and broken:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
@@ -233,7 +237,7 @@ class Trainer:
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        evaluation = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.rank.held, self.rank.to_host)
+        evaluation = evaluator.evaluate(self.step)
         self.ended = evaluation.ends
         return evaluation
 

@@ -77,7 +77,8 @@ def _rank_relation(
     inputs = {name: SourcePart(name) for name in training.batch} | settings
     inputs |= {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
     outputs = {name: SourcePart(name) for name in training.shown}
-    return RankRelation(entry.rank, graphs, manifest.states_of(entry), inputs, outputs, entry.accumulators)
+    saved = tuple(value.name for value in entry.saved)
+    return RankRelation(entry.rank, graphs, manifest.states_of(entry), inputs, outputs, entry.accumulators, saved)
 
 
 def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:

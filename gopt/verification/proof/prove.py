@@ -107,6 +107,7 @@ class Prover:
                     ended[key] = values.after(result)
                     self._carry(rank, graph, ended[key], result, times, expected)
                 all_values[index] = ended[key]
+        sweep.check_received()
         return all_values
 
     def _start(self, rank: RankRelation, expected: Expected) -> Values:
@@ -230,6 +231,7 @@ class Prover:
                     number = self._unknown(rank, f"{name}, in another shape", number)
                 states[name] = number
                 values.dtypes[name] = graph.outputs[output].dtype
+        states.update((name, results[name]) for name in rank.saved if name in graph.outputs)
         for name in graph.outputs:
             if name in rank.outputs and states.setdefault(f"output {name}", results[name]) != results[name]:
                 states[f"output {name}"] = self._unknown(rank, name, results[name])  # two phases show two values

@@ -46,6 +46,8 @@ class RankRelation:
     inputs: Mapping[str, SourcePart]
     outputs: Mapping[str, SourcePart]
     sums: tuple[LocalAccumulator, ...] = ()
+    saved: tuple[str, ...] = ()
+    """Values of a micro-batch that a phase leaves for a later one."""
 
     @property
     def likeness(self) -> Hashable:

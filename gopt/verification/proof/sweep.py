@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.alike_files import shared_parts
 from gopt.ir.graph import Graph, Node
@@ -16,7 +18,13 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import NodeOrder, RankSweep, SweptValues, UnpairedCall, Values
+from gopt.verification.proof.repeats import WholesOfRanges
 
+_FIRSTS = 16
+"""Ranks with the same nodes, of which others follow the nearest."""
+_FEW_ALIKE = 4
+"""Inputs of a rank for each that another rank has alike, from where on the rank is one of the first."""
+PAIRWISE = frozenset(name for name, record in COLLECTIVES.items() if record.pairwise)
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
@@ -40,8 +48,12 @@ class Sweep:
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
         self._calls: dict[tuple[bytes | int, tuple[tuple[int, ...], ...]], Results] = {}
         """A call and the operands of each member -> the results of each: other groups make the call again."""
+        self._wholes: WholesOfRanges = {}
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
         """Axes -> the members in a rank's group, by rank."""
+        self._mail: defaultdict[tuple[int, int, str, int], deque[tuple[CallSignature, Node, list[int]]]]
+        self._mail = defaultdict(deque)
+        """(sender, receiver, group, tag) -> what was sent and not yet received: the call, the node and the values."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
@@ -60,9 +72,9 @@ class Sweep:
         for sweep in alike.values():
             self._go_on(sweep, waiting)
         while waiting:
-            results: dict[int, list[int] | None] = {}
+            results = self._moved(waiting)
             calls: dict[tuple[int, ...], Results] = {}
-            for members in self._ready(waiting):
+            for members in self._ready(waiting) if not results else ():
                 group = tuple([id(self.sweeps[rank]) for rank in members])
                 if group not in calls:
                     calls[group] = self._call(members, [waiting[rank] for rank in members])
@@ -107,11 +119,24 @@ class Sweep:
         return [part for part in (sweep, *result) if part.rank in results]
 
     def _follow(self, sweeps: Sequence[RankSweep]) -> None:
-        """Let sweeps follow earlier ones with the same nodes in front."""
+        """Let sweeps follow the nearest of the first with the same nodes, and these earlier ones with the same in
+        front."""
         leaders: list[tuple[RankSweep, NodeOrder]] = []
+        alike: dict[int, tuple[NodeOrder, list[tuple[RankSweep, Values]]]] = {}
         for sweep in sweeps:
-            if not any(sweep.follow(*leader) for leader in leaders):
-                leaders.append((sweep, NodeOrder(sweep.graph.nodes)))
+            if id(sweep.graph.nodes) not in alike:
+                alike[id(sweep.graph.nodes)] = NodeOrder(sweep.graph, self._wholes), []
+            order, firsts = alike[id(sweep.graph.nodes)]
+            inputs = dict(sweep.values)
+            near, nearest = max(
+                ((len(inputs.items() & values.items()), place) for place, (_, values) in enumerate(firsts)),
+                default=(0, 0),
+            )
+            near_one = [(firsts[nearest][0], order)] if firsts else []
+            if not any(sweep.follow(*leader) for leader in (*near_one, *leaders)):
+                leaders.append((sweep, order))
+            if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
+                firsts.append((sweep, inputs))
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
@@ -128,15 +153,51 @@ class Sweep:
             groups.update(dict.fromkeys(members, members))
         return groups[rank]
 
+    def _moved(self, waiting: Mapping[int, Node]) -> dict[int, list[int] | None]:
+        """The results of waiting ranks that send a value, or receive one that was sent."""
+        results: dict[int, list[int] | None] = {}
+        for rank, node in waiting.items():
+            if node.op_type in PAIRWISE:
+                sweep, group, tag = self.sweeps[rank], str(node.attributes["group"]), node.attributes["tag"]
+                peer, signature = self.first + node.attributes["peer"], self._signature(node, self._types(sweep, node))
+                if peer == rank or peer not in self._members(node, rank):
+                    raise UnpairedCall(rank, node, f"{signature} with rank {peer}", f"another rank along {group}")
+                if node.op_type == "Send":
+                    axes = self.mesh.split(group)
+                    coordinates = {axis: self._places[rank][axis] for axis in axes}
+                    values = [
+                        self.expressions.on_member(number, coordinates) for number in sweep.operands(node, node.inputs)
+                    ]
+                    self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, values))
+                    results[rank] = []
+                elif mail := self._mail[peer, rank, group, tag]:
+                    sent, _, values = mail.popleft()
+                    if sent != signature:
+                        raise UnpairedCall(rank, node, str(signature), f"{sent}, as rank {peer} sends")
+                    results[rank] = values
+        return results
+
+    def check_received(self) -> None:
+        """Raise UnpairedCall for a value that was sent and that no rank received."""
+        for (rank, peer, group, _), mail in self._mail.items():
+            for _, node, _ in mail:
+                raise UnpairedCall(rank, node, f"Send over {group}, which rank {peer} never receives", "a Recv there")
+        self._mail.clear()
+
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
         """The groups with all members in a call. Raises UnpairedCall if no group is ready."""
         groups: dict[int, tuple[tuple[int, ...], int]] = {}
         for rank, node in waiting.items():
             members = self._members(node, rank)
+            if node.op_type in PAIRWISE:
+                continue
             groups[id(members)] = members, groups.get(id(members), (members, 0))[1] + 1
         ready = [members for members, count in groups.values() if count == len(members)]
         if not ready:
-            rank, node = min(waiting.items())
+            rank, node = min(waiting.items(), key=lambda item: (item[1].op_type not in PAIRWISE, item[0]))
+            if node.op_type in PAIRWISE:
+                what = f"Recv over {node.attributes['group']}, which rank {node.attributes['peer']} never sends"
+                raise UnpairedCall(rank, node, what, "a Send of the same tag")
             members = self._members(node, rank)
             missing = [str(member) for member in members if member not in waiting]
             late = f"ranks {', '.join(missing)} never come to it" if missing else "others of its group wait elsewhere"

@@ -20,10 +20,12 @@ from gopt.cli.main import main  # noqa: E402
 from test_saved_values import Runs, assert_same_values  # noqa: E402
 from test_state_file import TRAINED, data_of, halves, recipe, trained  # noqa: E402
 from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict  # noqa: E402
 
 import gopt  # noqa: E402
 from gopt.errors import InputError, OptionError, RunError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
+from gopt.ir.load import load  # noqa: E402
 from gopt.verbs.folders import load_values, save_dcp  # noqa: E402
 
 FSDP = """
@@ -119,6 +121,25 @@ def test_fsdp_and_gopt_exchange_a_training(tmp_path):
     with pytest.raises(InputError, match="cannot be opened"):
         load_values(made.model, folder, tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("flat", (False, True))
+def test_names_of_wrappers_and_other_options_come_in(flat, tmp_path):
+    made, (net, _, optimizer, inputs) = export(mlp, tmp_path / "step.onnx"), mlp()
+    wrapped = torch.nn.Sequential()
+    wrapped.module = net
+    net(inputs[0]).square().mean().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = 1e-3
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, optim = get_state_dict(wrapped, optimizer, options=options)
+    dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    loaded = load_values(made.model, tmp_path / "theirs", tmp_path / "warm.onnx")
+    assert loaded.kept == () and loaded.unknown == ()
+    assert loaded.notes == ("lr is 0.001 in the file, 0.01 in the step, which counts ('0.weight' and its group)",)
+    found = load(tmp_path / "warm.onnx").initializers
+    for name, value in net.state_dict().items():
+        assert torch.equal(torch.tensor(found[name].numpy()), value), name
 
 
 @pytest.mark.parametrize("name", ("groups", "momentum", "two", "cosine"))

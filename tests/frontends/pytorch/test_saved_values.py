@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +149,57 @@ def test_a_step_of_another_origin_takes_the_parameters(tmp_path):
         load_values(model, tmp_path / "all.pt", tmp_path / "out.onnx")
     load_values(model, tmp_path / "all.pt", tmp_path / "out.onnx", ignore_unknown=True)
     np.testing.assert_array_equal(load(tmp_path / "out.onnx").initializers[name].numpy(), value.numpy())
+
+
+@pytest.mark.parametrize("prefix", ("module.", "_orig_mod.", "module._orig_mod."))
+def test_names_of_wrappers_are_those_of_the_module(prefix, tmp_path):
+    made = export(recipe(halves), tmp_path / "step.onnx")
+    values = {prefix + key: value + 1 for key, value in recipe(halves)()[0].state_dict().items()}
+    torch.save({"model": values}, tmp_path / "file.pt")
+    np.savez(tmp_path / "file.npz", **{key: value.numpy() for key, value in values.items()})
+    for file in ("file.pt", "file.npz"):
+        load_values(made.model, tmp_path / file, tmp_path / "out.onnx", force=True)
+        found = gopt.save_state_dict(tmp_path / "out.onnx", tmp_path / f"{file}.back.pt").file
+        for key, value in torch.load(found).items():
+            assert torch.equal(value, values[prefix + key]), key
+    torch.save(values | {"norm.bias": torch.zeros(8)}, tmp_path / "file.pt")
+    with pytest.raises(InputError, match="is not a state"):
+        load_values(made.model, tmp_path / "file.pt", tmp_path / "out.onnx", force=True)
+
+
+def two_groups():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    groups = [{"params": net[0].parameters(), "lr": 1e-3}, {"params": net[1].parameters(), "betas": (0.8, 0.99)}]
+    inputs = (torch.ones(2, 3), torch.ones(2))
+    return net, lambda out, target: out.square().mean(), torch.optim.AdamW(groups, 3e-4), inputs
+
+
+def test_options_of_the_optimizer_that_differ_from_the_steps_are_noted(tmp_path, capsys):
+    made = export(two_groups, tmp_path / "step.onnx")
+    net, _, optimizer, _ = two_groups()
+    content = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(content, tmp_path / "same.pt")
+    assert load_values(made.model, tmp_path / "same.pt", tmp_path / "out.onnx").notes == ()
+    optimizer.param_groups[1] |= {"lr": 1e-3, "betas": (0.9, 0.99), "fused": True}
+    torch.save(content | {"optimizer": optimizer.state_dict()}, tmp_path / "other.pt")
+    assert main(["load-state", made.model, str(tmp_path / "other.pt"), "-o", str(tmp_path / "new.onnx")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lr is 0.001 in the file, 0.0003 in the step, which counts ('1.weight' and its group)" in said
+    assert "betas is (0.9, 0.99) in the file, (0.8, 0.99)" in said and said.count("note:") == 2
+
+
+SHORTENED = """
+import os, sys
+from gopt.documents.torch_record import NO_RECORD
+from gopt.frontends.pytorch.saved_values import read_torch
+
+values = read_torch(sys.argv[1], NO_RECORD, {}, [])
+os.truncate(sys.argv[1], 4096)
+print(sum(float(value.numpy().sum()) for value in values.values()))
+"""
+
+
+def test_a_file_that_is_shortened_while_it_is_read_does_not_end_the_process(tmp_path):
+    torch.save({"a": torch.ones(1 << 20)}, tmp_path / "file.pt")
+    done = subprocess.run([sys.executable, "-c", SHORTENED, tmp_path / "file.pt"], capture_output=True, text=True)
+    assert done.returncode == 0 and float(done.stdout) == 1 << 20, done.stderr

@@ -86,3 +86,19 @@ def test_a_node_without_a_facet_is_refused_by_name(tmp_path):
     )
     with pytest.raises(UnsupportedError, match=r"engine torch does not compute some.where.Unknown \('odd'\)"):
         Executor(graph, device.TorchHost().sessions())
+
+
+TEXTS = {
+    "value_string": "word", "value_strings": ["one", "two"],
+    "value": helper.make_tensor("t", TensorProto.STRING, [1], [b"word"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attribute", TEXTS)
+def test_a_constant_of_text_is_refused_before_a_step_and_by_name(attribute, tmp_path):
+    nodes = [op("Constant", [], ["word"], name="label", **{attribute: TEXTS[attribute]}), op("Neg", ["x"], ["y"])]
+    nodes.append(op("Cast", ["word"], ["z"], to=FLOAT))
+    outputs = {"y": ("float32", [3]), "z": ("float32", ["words"][: attribute != "value_string"])}
+    graph = make(tmp_path, nodes, {"x": ("float32", [3])}, outputs)
+    with pytest.raises(UnsupportedError, match=r"constant 'label': PyTorch has no tensors"):
+        Executor(graph, device.TorchHost().sessions())

@@ -8,16 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gopt.errors import RunError
 from gopt.records.mesh import Mesh
+from gopt.runtime.engines.base import run_threads
+from gopt.runtime.session import SessionCache
+from gopt.runtime.training.evaluation import EvaluationPlan
+from gopt.runtime.training.job import Job
+from gopt.runtime.training.train import Trainer
 
-sys.path.append(str(Path(__file__).parents[1] / "engines"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("engines", "training")]
+from test_evaluation import HELD_OUT, arrays, evaluation_of, sharded
 from test_nccl import TRAININGS, differing, job, states, train_on_threads, written
 
 pytestmark = pytest.mark.torch
 engine = pytest.importorskip("gopt.runtime.pytorch.engine")
+TorchHost = pytest.importorskip("gopt.runtime.pytorch.device").TorchHost
 
 
 def run(folder: Path, out: Path, *options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -48,6 +56,30 @@ def test_torchrun_starts_ranks_and_a_resumed_run_is_exact(tmp_path):
         assert done.returncode == 0, done.stderr
         assert "(torch)" in done.stdout
     assert differing(states(tmp_path / "whole"), states(tmp_path / "parts"), 0.0) == []
+
+
+def test_states_are_evaluated_by_pytorch(tmp_path, monkeypatch):
+    folder = sharded(tmp_path, "shard=1")  # traces are not for threads
+    np.savez(tmp_path / "data.npz", **arrays(24, 0))
+    np.savez(tmp_path / "held.npz", **arrays(HELD_OUT, 1))
+    plan = EvaluationPlan(model=evaluation_of(tmp_path), data=str(tmp_path / "held.npz"), every=2)
+    given = Job(folder=folder, data=str(tmp_path / "data.npz"), steps=3, settings={"lr": "0.05"}, evaluation=plan)
+
+    def evaluations(device) -> list[list[float]]:
+        found = []
+
+        def tell(progress) -> None:
+            found.extend([] if progress.evaluation is None else [[*progress.evaluation.values.values()]])
+
+        run_threads(
+            Mesh.parse("shard=1"), 60, lambda engine: Trainer(given, engine, lambda *_: None, device()).run(tell)
+        )
+        return found
+
+    due = evaluations(lambda: None)
+    monkeypatch.setattr(SessionCache, "build", lambda *_, **__: pytest.fail("a session of ONNX Runtime"))
+    np.testing.assert_allclose(evaluations(TorchHost), due, rtol=1e-5)
+    assert len(due) == 2
 
 
 def test_another_number_of_ranks_is_refused(tmp_path):

@@ -44,6 +44,10 @@ SETS: dict[str, list[str]] = {
     "replicas": ["--mesh", "dp=2,rep=2", "--axis", "rep=replica"],
 }
 SPLIT_SETS: dict[str, list[str]] = {
+    "stages": ["--mesh", "pp=2"],
+    "stages of micro-batches": ["--mesh", "dp=2,pp=3", "--accumulate", "2"],
+    "shards of stages": ["--mesh", "pp=2,shard=2", "--stage", "3", "--accumulate", "2"],
+    "stages of parts": ["--mesh", "pp=2,tp=2"],
     "tensor": ["--mesh", "tp=2"],
     "uneven": ["--mesh", "tp=3"],
     "sequence": ["--mesh", "tp=2", "-O", "tensor-parallel.sequence=true"],

@@ -10,7 +10,7 @@ function start() {
     heading.accumulate > 1 ? `${plural(heading.accumulate, "micro-step")} per update` : null,
   ];
   document.getElementById("asked").textContent = asked.filter(Boolean).join(", ");
-  const sections = [beforeAfter, memory, balance, traffic, timelineSection, operatorsSection, checks, passes].map((make) => make(data));
+  const sections = [beforeAfter, memory, balance, traffic, ...(data.schedule ? [scheduleSection] : []), timelineSection, operatorsSection, checks, passes].map((make) => make(data));
   const main = document.getElementById("main");
   main.append(overview(data), ...sections);
   document.getElementById("nav").append(...sections.map((each) => element("li", null, element("a", { href: `#${each.id}` }, each.querySelector("h2").textContent))));

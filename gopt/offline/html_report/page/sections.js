@@ -109,6 +109,22 @@ function traffic(data) {
   return made;
 }
 
+function scheduleSection(data) {
+  const { schedule } = data;
+  const columns = [
+    { label: "member of pp", heading: true, value: (row) => count(row.member) }, { label: "stages", value: (row) => row.stages.join(", ") },
+    { label: "actions", number: true, value: (row) => count(row.actions) }, { label: "waits", number: true, value: (row) => percent(row.waits) },
+    { label: "live micro-batches, most", number: true, value: (row) => count(row.live) },
+  ];
+  const picture = document.importNode(new DOMParser().parseFromString(schedule.svg, "image/svg+xml").documentElement, true);
+  const formula = schedule.formula === null ? "" : `, by formula ${schedule.formula}`;
+  return section("schedule", "Schedule of pipeline stages",
+    element("p", { class: "hint" }, "Simulated, with a backward of twice the time of a forward and free transfers. A number is a micro-batch; schedule.txt has every action."),
+    element("p", null, named(schedule.name), `, micro-batches: ${count(schedule.micro_batches)}. Members wait ${percent(schedule.bubble)} of the time${formula}.`),
+    element("figure", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Schedule of pipeline stages" }, picture),
+    plainTable("Members of the pipeline", columns, schedule.members));
+}
+
 function proofPart(data) {
   const { proof } = data;
   if (!proof) return [element("p", null, "No result of gopt verify was given: ", element("code", null, `gopt verify ${data.folder} --json > proof.json`), ", then ", element("code", null, `gopt report ${data.folder} --html FILE --verification proof.json`), ".")];

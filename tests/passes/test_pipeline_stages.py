@@ -1,0 +1,235 @@
+"""Stages of a pipeline: each computes and holds its part, and the step is the source's."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import Builder, accept, calls, edit_rank, source
+from onnx import ModelProto
+from products import part
+from steps_gen.__main__ import setting, tried
+from steps_gen.judge import GOOD
+from steps_gen.plan import draw
+
+import gopt
+from gopt.errors import InvariantError, OptionError, UnsupportedError
+from gopt.passes.pipeline_stages.choose import _best_cuts, parameter_stages
+from gopt.records.placements import OnMember, Sharding
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.schedule_file import to_text
+from gopt.spmd.stage_plan import PIPELINE
+from gopt.spmd.verifier import infer_shardings
+
+FIXTURE_NAMES = ("mlp_adamw", "gpt_adamw_clip_sched_fp16", "cnn_sgd", "emb_adamw", "mlp_lamb", "mlp_adamw_fp16_scaler")
+CASES = [
+    (fixture, mesh, options)
+    for fixture in FIXTURE_NAMES
+    for mesh, options in (
+        ("pp=2", {}),
+        ("pp=3", {"accumulate": 3}),
+        ("dp=2,pp=2", {"stage": 0, "accumulate": 2}),
+        ("shard=2,pp=2", {"stage": 1}),
+        ("pp=2,shard=2", {"stage": 2, "accumulate": 2}),
+        ("shard=2,pp=2", {"stage": 3, "accumulate": 2}),
+        ("tp=2,pp=2", {}),
+        ("pp=2", {"accumulate": 4, "schedule": "gpipe"}),
+        ("pp=2", {"accumulate": 3, "schedule": "interleaved:2"}),
+        ("shard=2,pp=2", {"stage": 2, "accumulate": 4, "schedule": "zb-h1"}),
+        ("pp=2,shard=2", {"stage": 3, "accumulate": 2, "schedule": "zb-v"}),
+    )
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 16))
+def test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path):
+    gopt.shard(source(fixture), mesh, **options).write(tmp_path / "ranks")
+    result = gopt.verify(tmp_path / "ranks", steps=2, confirm=False)
+    assert result.equal, result.reason()
+    assert gopt.prove(tmp_path / "ranks").proven
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fixture", "mesh", "options"), CASES)
+def test_all_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path):
+    test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path)
+
+
+@pytest.mark.parametrize("seed", part(range(60), 6))
+def test_drawn_steps_on_stages_are_right_or_refused(seed):
+    drawn = setting(seed)
+    stages = 2 + seed % 2
+    mesh = f"{drawn.mesh},pp={stages}" if seed % 3 else f"pp={stages},{drawn.mesh}"
+    micro = drawn.micro if seed % 4 else max(drawn.micro, 2)
+    verdict = tried(draw(seed), replace(drawn, mesh=mesh, micro=micro))
+    assert verdict.outcome in GOOD, f"{draw(seed).told()} on {mesh}: {verdict}"
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_ranks_with_all_layers_do(schedule, tmp_path):
+    """The same losses as two ranks of dp, step after step."""
+    training = source("gpt_adamw").training
+    generator = np.random.default_rng(4)
+    arrays = {}
+    for name in training.batch:
+        type = training.graph.types[name]
+        arrays[name] = generator.integers(0, 16, (32, *type.dims[1:])).astype(type.dtype)
+    losses = {}
+    for name, mesh, options in (("plain", "dp=2", {}), ("stages", "dp=2,pp=2", {"schedule": schedule})):
+        gopt.shard(source("gpt_adamw"), mesh, accumulate=2, **options).write(tmp_path / name)
+        losses[name] = gopt.run(tmp_path / name, arrays, 3, settings={"lr": 1e-2}).losses
+    assert losses["plain"] == pytest.approx(losses["stages"], rel=1e-5)
+    assert losses["plain"][0] != losses["plain"][2]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_schedule_of_the_user_is_taken_and_checked(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)).replace("name gpipe", "name mine"))
+    gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file)).write(tmp_path / "ranks")
+    assert (tmp_path / "ranks" / "schedule.txt").read_text() == file.read_text()
+    lines = file.read_text().splitlines()
+    backward = next(line for line in lines if "backward" in line)
+    file.write_text("\n".join(line for line in lines if line != backward))
+    with pytest.raises(OptionError, match="backward of stage 0, micro-batch 0"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file))
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)))
+    with pytest.raises(OptionError, match="is for 3 micro-batches, and there are 4"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=4, schedule=str(file))
+    with pytest.raises(OptionError, match="orders micro-batches, and a step has one"):
+        gopt.shard(source("mlp_adamw"), "pp=2", schedule="1f1b")
+    with pytest.raises(OptionError, match="has no axis pp"):
+        gopt.shard(source("mlp_adamw"), 2, accumulate=2, schedule="1f1b")
+
+
+# --- where parameters go ---
+
+
+def test_the_forward_is_cut_with_the_least_cost_of_the_largest_stage():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        runs, stages = int(rng.integers(2, 9)), int(rng.integers(2, 5))
+        if stages > runs:
+            continue
+        costs, crossing = rng.integers(1, 50, runs), [int(n) for n in rng.integers(0, 100, runs)]
+        before = [0, *np.cumsum(costs).tolist()]
+        cuts = _best_cuts(before, crossing, stages)
+        assert len(cuts) == stages - 1 and cuts == sorted(set(cuts))
+        largest = {
+            chosen: max(before[stop] - before[start] for start, stop in itertools.pairwise((0, *chosen, runs)))
+            for chosen in itertools.combinations(range(1, runs), stages - 1)
+        }
+        limit = max(int(min(largest.values()) * 1.05), min(largest.values()))
+        allowed = [chosen for chosen, cost in largest.items() if cost <= limit]
+        assert tuple(cuts) in allowed
+        assert sum(crossing[c] for c in cuts) == min(sum(crossing[c] for c in cut) for cut in allowed)
+
+
+def test_states_follow_their_parameter_and_scalars_are_everywhere():
+    training = source("gpt_adamw").training
+    stages = parameter_stages(training, 2, "")
+    for state in training.states:
+        if state.of is not None:
+            assert stages[state.tensor] == stages[state.of]
+    assert {stages[state.tensor] for state in training.parameters} == {0, 1}
+
+
+def test_patterns_say_what_a_stage_has():
+    sharded = gopt.shard(
+        source("gpt_adamw"), "pp=3", passes={"pipeline": {"stages": "w?e*|blocks.0.*|blocks.1.*+ln_f*"}}
+    )
+    states = sharded.program.stages.states
+    assert [states[name] for name in ("wte.weight", "blocks.0.up.weight", "blocks.1.up.bias", "ln_f.bias")] == [
+        0,
+        1,
+        2,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "stages", "error", "text"),
+    [
+        ("pp=2", "fc1*|fc2*|fc3*", OptionError, "patterns for 3 stages"),
+        ("pp=2", "fc1*|fd*", OptionError, "'fd.' matches no parameter"),
+        ("pp=2", "fc1*+fc2*|fc1.weight", OptionError, "stage 1 has no parameter"),
+        ("pp=2", "fc2*|fc1*", OptionError, "behind parameters of stage 1"),
+        ("pp=99", "", UnsupportedError, "too few for 99 pipeline stages"),
+    ],
+)
+def test_what_is_no_pipeline_is_refused_by_name(mesh, stages, error, text):
+    with pytest.raises(error, match=text):
+        gopt.shard(source("mlp_adamw"), mesh, passes={"pipeline": {"stages": stages}})
+
+
+def test_options_without_the_axis_are_refused():
+    with pytest.raises(OptionError, match="has no axis pp"):
+        gopt.shard(source("mlp_adamw"), 2, passes={"pipeline": {"stages": "fc1*|fc2*"}})
+
+
+def test_a_value_is_drawn_on_one_stage(tmp_path):
+    """Members of the axis see the same samples, and would draw apart."""
+    b = Builder()
+    x, w, v = b.input("x", (4, 6)), b.parameter("w", (6, 6)), b.parameter("v", (6, 6))
+    h = b.op("MatMul", x, w)
+    mask = b.op("RandomUniformLike", h, seed=3.0)
+    kept = b.op("Mul", h, mask)
+    out = b.op("MatMul", kept, v)
+    b.output("loss", b.op("ReduceSum", b.op("Mul", out, out), keepdims=0), ())
+    back = b.op("MatMul", b.op("Add", out, out), b.op("Transpose", v, perm=[1, 0]))
+    dv = b.op("MatMul", b.op("Transpose", kept, perm=[1, 0]), b.op("Add", out, out))
+    dw = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Mul", back, mask))
+    for name, gradient in (("w", dw), ("v", dv)):
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(0.01))), (6, 6))
+    program = gopt.shard(b.save(tmp_path / "step.onnx"), "pp=2").program
+    (drawing,) = (node for node in program.graph.nodes if node.op_type == "RandomUniformLike")
+    assert drawing.sharding.on(PIPELINE) == OnMember(0)
+
+
+# --- planted errors ---
+
+
+def lost_send(model: ModelProto) -> None:
+    model.graph.node.remove(calls(model, "Send")[0])
+
+
+def exchanged_tags(model: ModelProto) -> None:
+    one, two = calls(model, "Send")[:2]
+    tags = [next(a for a in node.attribute if a.name == "tag") for node in (one, two)]
+    tags[0].i, tags[1].i = tags[1].i, tags[0].i
+
+
+def wrong_peer(model: ModelProto) -> None:
+    next(a for a in calls(model, "Recv")[0].attribute if a.name == "peer").i = 1
+
+
+@pytest.mark.parametrize(
+    ("rank", "edit", "text"),
+    [
+        (0, lost_send, "never sends"),
+        (1, exchanged_tags, "as rank 1 sends"),
+        (2, wrong_peer, "another rank along pp"),
+    ],
+)
+def test_a_planted_error_is_named(rank, edit, text, tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(source("gpt_adamw"), "dp=2,pp=2").write(folder)
+    edit_rank(folder, rank, edit)
+    accept(folder)
+    proof = gopt.prove(folder)
+    assert not proof.proven and text in str(proof.to_json())
+
+
+def test_a_node_on_a_wrong_stage_is_named_by_the_verifier():
+    program = gopt.shard(source("mlp_adamw"), "pp=2").program
+    node = next(n for n in program.graph.nodes if n.sharding.on(PIPELINE) == OnMember(1) and n.op_type == "Gemm")
+    node.sharding = Sharding.along(PIPELINE, OnMember(0))
+    with pytest.raises(InvariantError, match="which is on member 1 alone along pp"):
+        infer_shardings(program)
