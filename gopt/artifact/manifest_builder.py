@@ -25,8 +25,8 @@ from gopt.artifact.manifest_entries import (
 from gopt.artifact.ranks import rank_file
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.schedules.schedule_file import FILE
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import SCHEDULE_FILE
 
 
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
@@ -102,7 +102,7 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
 
 def _pipeline(program: SpmdProgram) -> PipelineEntry | None:
     plan = program.stages
-    return None if plan is None else PipelineEntry(plan.stages, FILE if plan.schedule is not None else None)
+    return None if plan is None else PipelineEntry(plan.stages, SCHEDULE_FILE if plan.schedule is not None else None)
 
 
 def _saved(parts: Sequence[RankGraph]) -> tuple[SavedValue, ...]:

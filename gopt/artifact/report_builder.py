@@ -26,6 +26,7 @@ from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS, MASKS, SCALES
+from gopt.records.mesh import PIPELINE
 from gopt.spmd.pass_records import balance
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import PIPELINE

@@ -19,9 +19,9 @@ from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
 from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankSaved, RankState, ShardRange
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""

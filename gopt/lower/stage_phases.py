@@ -14,10 +14,11 @@ from gopt.ir.graph import SPMD, Node, clone
 from gopt.ir.phase import Phase
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND, SHOWN
 from gopt.lower.phases import LoweredPhase, phase_of
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, TRANSFER, StagePlan
+from gopt.spmd.stage_plan import TRANSFER, StagePlan
 from gopt.text.sanitize import show
 
 Part = tuple[ActionKind, int]

@@ -15,11 +15,12 @@ from gopt.ir.phase import complete_phases
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.passes.base import Pass
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, StagePlan
+from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
 
 PREFIX = "gopt.stages"

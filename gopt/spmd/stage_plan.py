@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.actions import ActionKind, Schedule, phase_name
+from gopt.schedules.schedule_file import FILE, to_text
 
-PIPELINE = "pp"
-"""The axis of the mesh whose members are stages."""
+SCHEDULE_FILE = FILE
 TRANSFER = "Transfer"
 """The layout operator between stages: from a stage to another, or to all (``target`` -1)."""
 
@@ -28,6 +28,11 @@ class StagePlan:
     placement: tuple[int, ...]
     states: Mapping[str, int]
     schedule: Schedule | None = None
+
+    @property
+    def schedule_text(self) -> str:
+        """The text of ``SCHEDULE_FILE``, or '' without a schedule."""
+        return "" if self.schedule is None else to_text(self.schedule)
 
     @property
     def stages(self) -> int:

@@ -17,10 +17,10 @@ from steps_gen.plan import draw
 import gopt
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.passes.pipeline_stages.choose import _best_cuts, parameter_stages
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.builders import build_schedule
 from gopt.schedules.schedule_file import to_text
-from gopt.spmd.stage_plan import PIPELINE
 from gopt.spmd.verifier import infer_shardings
 
 FIXTURE_NAMES = ("mlp_adamw", "gpt_adamw_clip_sched_fp16", "cnn_sgd", "emb_adamw", "mlp_lamb", "mlp_adamw_fp16_scaler")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gopt.errors import OptionError
 from gopt.passes.base import Pass
 from gopt.passes.pipeline_stages.choose import check_stages, parameter_stages
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, PipelineFacts
 from gopt.schedules.actions import Schedule
 from gopt.schedules.builders import build_schedule, is_name
@@ -15,7 +16,7 @@ from gopt.schedules.schedule_file import read_schedule
 from gopt.schedules.simulation import simulate
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, StagePlan
+from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
 
 

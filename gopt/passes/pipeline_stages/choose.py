@@ -14,7 +14,7 @@ from gopt.analysis.flops import flops_of
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
-from gopt.spmd.stage_plan import PIPELINE
+from gopt.records.mesh import PIPELINE
 from gopt.text.suggestions import did_you_mean
 
 SLACK = 1.05

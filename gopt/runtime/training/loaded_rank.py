@@ -15,6 +15,7 @@ from gopt.errors import InputError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.records.mesh import PIPELINE
 from gopt.runtime.device import Device
 from gopt.runtime.engines.base import CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
@@ -28,7 +29,6 @@ from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.schedules.schedule_file import read_schedule
-from gopt.spmd.stage_plan import PIPELINE
 
 
 class LoadedRank:
