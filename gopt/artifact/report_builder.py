@@ -29,7 +29,6 @@ from gopt.operators.kinds import CASTS, MASKS, SCALES
 from gopt.records.mesh import PIPELINE
 from gopt.spmd.pass_records import balance
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE
 from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.spmd.traffic import calls_of
 from gopt.system.background import Task

@@ -13,6 +13,7 @@ from gopt.passes.base import Pass
 from gopt.passes.recompute import choose
 from gopt.passes.recompute.copies import Copies
 from gopt.passes.recompute.forward import ForwardValues
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, RecomputeFacts
 from gopt.records.topology import parse_bytes
 from gopt.spmd.pass_records import PassResult
@@ -43,7 +44,7 @@ def recompute(program: SpmdProgram, options: RecomputeOptions) -> PassResult:
     Requires: to run behind shard and before overlap. Guarantees: a copy is a node of the forward on equal operands, so
     the bits stay the same; draws, calls and updates of running statistics run once. On the wire: nothing.
     """
-    if dict(program.mesh.axes).get("pp", 1) > 1:
+    if dict(program.mesh.axes).get(PIPELINE, 1) > 1:
         raise UnsupportedError("--recompute does not know pipeline stages yet", "leave it out, or use tp, shard or dp")
     rules = _parse(options.override)
     forward, before = ForwardValues(program), _peak(program)
