@@ -290,7 +290,7 @@ class RecomputeFacts(Loose):
     saved_bytes_before: Count
     """The values of the forward that the backward reads had this many bytes before the pass."""
     saved_bytes: Count
-    """They have this many bytes behind the pass."""
+    """The saved values have this many bytes behind the pass."""
     live_bytes_before: Count
     """A rank had at most this many bytes alive at once beside its states before the pass."""
     live_bytes: Count
@@ -298,7 +298,7 @@ class RecomputeFacts(Loose):
     operations: Count
     """The products and convolutions of the source take this many floating-point operations."""
     operations_added: Count
-    """Those of the copies take this many."""
+    """The products and convolutions of the copies take this many."""
 
 
 @dataclass(frozen=True, slots=True)
