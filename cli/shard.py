@@ -50,6 +50,13 @@ from .terminal import print_json, print_text
     "schedule.txt.  [default: 1f1b]",
 )
 @click.option(
+    "--recompute",
+    metavar="full|selective|BYTES",
+    help="Compute values of the forward again in the backward: all inside of repeated blocks (full), those of few "
+    "operations for their bytes (selective), or the fewest operations with which a rank has at most BYTES alive, such "
+    "as 200MiB.  [default: save all]",
+)
+@click.option(
     "--loss-reduction",
     metavar="mean|sum|weighted:VALUE|sum:NAMES|auto",
     help="Combine the gradients of ranks: mean for a mean loss; sum for a summed loss; weighted:VALUE for a loss "
