@@ -16,7 +16,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import copy_chain
 from gopt.ir.node_kinds import record_of
-from gopt.operators.kinds import CASTS, MAY_DRAW, SIZES
+from gopt.operators.kinds import CASTS, MAY_DRAW, MOVES, SIZES
 from gopt.spmd.program import SpmdProgram
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -99,10 +99,10 @@ class _KeptNodes:
             self.renamed.update((new, old) for old, new in zip(source.outputs, node.outputs) if new != old)
 
     def _check_again(self, node: Node, source: Node) -> None:
-        """Check a second copy of a node of the step: it may be of the forward, and compute what it computed before."""
+        """Check a second copy of a node of the step: a view, or a node of the forward that computes the same again."""
         updated = next((name for name in source.outputs if name in self._news), "")
         why = {
-            f"it is of the {source.phase and source.phase.value}": source.phase is not Phase.FORWARD,
+            f"it is of the {source.phase and source.phase.value}": source.phase is not Phase.FORWARD and not source.is_in(MOVES),
             "it draws other numbers": source.op_type in MAY_DRAW,
             "it would be called twice": source.domain == COMM,
             f"it makes {updated!r}, the new value of a state": bool(updated),
