@@ -101,8 +101,9 @@ class _KeptNodes:
     def _check_again(self, node: Node, source: Node) -> None:
         """Check a second copy of a node of the step: a view, or a node of the forward that computes the same again."""
         updated = next((name for name in source.outputs if name in self._news), "")
+        again = source.phase is Phase.FORWARD or source.is_in(MOVES)
         why = {
-            f"it is of the {source.phase and source.phase.value}": source.phase is not Phase.FORWARD and not source.is_in(MOVES),
+            f"it is of the {source.phase and source.phase.value}": not again,
             "it draws other numbers": source.op_type in MAY_DRAW,
             "it would be called twice": source.domain == COMM,
             f"it makes {updated!r}, the new value of a state": bool(updated),
