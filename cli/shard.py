@@ -36,9 +36,25 @@ from .terminal import print_json, print_text
 )
 @click.option(
     "--accumulate",
+    "--micro-batches",
+    "accumulate",
     type=click.IntRange(1),
     metavar="K",
-    help="Sum the gradients of K micro-steps for one update: two files per rank, micro and update.  [default: 1]",
+    help="Sum the gradients of K micro-steps for one update: two files per rank, micro and update; on pipeline stages "
+    "(pp) a file for each action of a stage, and update.  [default: 1]",
+)
+@click.option(
+    "--schedule",
+    metavar="NAME|FILE",
+    help="Order the micro-batches of pipeline stages: gpipe, 1f1b, interleaved:V, zb-h1, zb-v, or a file such as "
+    "schedule.txt.  [default: 1f1b]",
+)
+@click.option(
+    "--recompute",
+    metavar="full|selective|BYTES",
+    help="Compute values of the forward again in the backward: all inside of repeated blocks (full), those of few "
+    "operations for their bytes (selective), or the fewest operations with which a rank has at most BYTES alive, such "
+    "as 200MiB.  [default: save all]",
 )
 @click.option(
     "--loss-reduction",
@@ -98,6 +114,7 @@ def command(model: str, **args: Any) -> None:
       gopt shard step.onnx --ranks 8
       gopt shard step.onnx --ranks 8 --stage 1 --bucket-mb 4 -o out
       gopt shard step.onnx --mesh dp=2,shard=4 --stage 3 --accumulate 4
+      gopt shard step.onnx --mesh pp=2,shard=4 --micro-batches 8 --schedule zb-h1
       gopt shard step.onnx --ranks 4 --partition whole -O shard.style=broadcast
       gopt shard step.onnx --mesh dp=2,tp=4 -O tensor-parallel.sequence=true
       gopt shard step.onnx --mesh dp=2,tp=4 \\

@@ -72,7 +72,7 @@ def shard_options(args: dict[str, Any], config: GoptConfig, link: str | None) ->
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
     merged = args | {"link": link, "statistics": parse_statistics(",".join(args["statistics"]))[0]}
-    chosen = {name: merged[name] for name in PASS_OPTIONS if merged[name] is not None}
+    chosen = {name: merged[name] for name in PASS_OPTIONS if merged.get(name) is not None}
     passes = {name: dict(table) for name, table in (config.passes or {}).items()}
     for owner, option in map(PASS_OPTIONS.__getitem__, chosen):
         passes.get(owner, {}).pop(option, None)  # options override the file

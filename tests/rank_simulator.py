@@ -15,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from rank_files import HALVES, Array, Call, Program, Values, attributes, dtype_of, shape_of
 
+Mail = dict[tuple[int, int, int], list[list[Array]]]
 Axes = tuple[tuple[str, int], ...]
 DATA = ("dp", "shard")
 
@@ -140,6 +141,7 @@ class World:
         """
         saved: dict[tuple[int, int], Values] = defaultdict(dict)
         """By micro-step and rank, what an earlier file left for a later one."""
+        mail: Mail = defaultdict(list)
         for name, times in self.phases:
             for turn in range(times):
                 given = map(self._part, self.ranks, settings[turn % len(settings)])
@@ -147,16 +149,17 @@ class World:
                     {**mine, **rest, **saved[turn, rank]}
                     for rank, mine, rest in zip(self.ranks, held, given, strict=True)
                 ]
-                for rank, output in enumerate(self._phase(self.programs[name], feeds)):
+                for rank, output in enumerate(self._phase(self.programs[name], feeds, mail)):
                     self.last[rank].update(output)
                     names = [each["name"] for each in self.records[rank].get("saved", [])]
                     saved[turn, rank].update((each, output[each]) for each in names if each in output)
                     for each in (*self.held[rank], *self.sums[rank]):
                         if each["output"] in output:
                             held[rank][each["input"]] = output[each["output"]]
+        assert not any(mail.values()), "a value that was sent is never received"
 
-    def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values]) -> list[Values]:
-        """All ranks through one of their files."""
+    def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values], mail: Mail) -> list[Values]:
+        """All ranks through one of their files; ``mail``: what was sent and not yet received."""
         running = [
             rank.run({k: v for k, v in feed.items() if k in rank.inputs})
             for rank, feed in zip(ranks, feeds, strict=True)
@@ -170,7 +173,6 @@ class World:
             except StopIteration as end:
                 done[rank] = end.value
 
-        mail: dict[tuple[int, int, int], list[list[Any]]] = defaultdict(list)
         for rank in range(len(running)):
             advance(rank, None)
         while waiting:
@@ -186,12 +188,9 @@ class World:
             calls = [waiting.pop(rank) for rank in ready]
             for rank, results in zip(ready, perform(calls), strict=True):
                 advance(rank, results)
-        assert not any(mail.values()), "a value that was sent is never received"
         return [done[rank] for rank in range(len(running))]
 
-    def _moved(
-        self, waiting: Mapping[int, Call], mail: dict[tuple[int, int, int], Any]
-    ) -> list[tuple[int, list[Array]]]:
+    def _moved(self, waiting: Mapping[int, Call], mail: Mail) -> list[tuple[int, list[Array]]]:
         """The ranks that send a value, or receive one that was sent, each with what it gets."""
         moved: list[tuple[int, list[Array]]] = []
         for rank, (node, given) in waiting.items():

@@ -5,8 +5,10 @@ of the batch's size does not, and gopt asks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import cache
 from math import isclose, prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,6 +29,8 @@ _FAR = 32
 """Nodes of a counter's update."""
 _FEW = 64
 """Elements of a counter."""
+_Sizes: TypeAlias = Callable[[], set[int]]
+"""The sizes of a batch, which take a sweep over the step."""
 _TRIED = (16.0, 32.0, 80.0)
 """Old values of a counter at which its new value is computed."""
 
@@ -39,7 +43,7 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add the counts
     up."""
     index = GraphIndex(training.graph)
-    sizes = _batch_sizes(training)
+    sizes = cache(lambda: _batch_sizes(training))
     closed = {*training.gradients, *settled}
     open_ = [state for state in training.states if state.tensor not in closed]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
@@ -109,7 +113,7 @@ def _added_in_all(index: GraphIndex, state: State) -> float | None:
     return sums[0] if all(isclose(value, sums[0], rel_tol=1e-3, abs_tol=1e-3) for value in sums) else None
 
 
-def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[int], state: State) -> None:
+def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: _Sizes, state: State) -> None:
     """Raise UnsupportedError for a state without dependence on a batch, and with the size of a batch added other than
     by a sum."""
     if training.reductions.get(state.tensor, "") not in ("", "sum"):
@@ -174,27 +178,26 @@ def _batch_sizes(training: TrainingGraph) -> set[int]:
     return {size for size in {*sizes, samples_behind_time(training)} if isinstance(size, int) and size > 1}
 
 
-def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
+def _is_batch(index: GraphIndex, sizes: _Sizes, term: str) -> bool:
     """Return whether a constant, not computed from a shape, is the size of a batch."""
     return _is_one_of(sizes, _number(index, term)) and not _is_sized(index, term)
 
 
-def _is_size(sizes: set[int], number: float) -> bool:
+def _is_size(sizes: _Sizes, number: float) -> bool:
     """Return whether a number is the size of a batch, or 1 less: the degrees of freedom."""
-    less = {size - 1 for size in sizes if size > 2}
-    return _is_one_of(sizes | less, number)
+    return _is_one_of(sizes, number) or _is_one_of(lambda: {size - 1 for size in sizes() if size > 2}, number)
 
 
-def _is_one_of(sizes: set[int], number: float) -> bool:
-    return any(isclose(abs(number), size, rel_tol=1e-5) for size in sizes)
+def _is_one_of(sizes: _Sizes, number: float) -> bool:
+    return abs(number) > 1.5 and any(isclose(abs(number), size, rel_tol=1e-5) for size in sizes())
 
 
-def _share_of(sizes: set[int], number: float) -> int:
+def _share_of(sizes: _Sizes, number: float) -> int:
     """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 for no
     share."""
     if not 0 < number < 1:
         return 0
-    return next((size for size in sorted(sizes) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)
+    return next((size for size in sorted(sizes()) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)
 
 
 def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:

@@ -23,6 +23,7 @@ from gopt.artifact.manifest_entries import (
     LossRule,
     MeshEntry,
     PhaseEntry,
+    PipelineEntry,
     RankEntry,
     SizesRule,
     SourceState,
@@ -60,6 +61,8 @@ class Manifest:
     phases: tuple[PhaseEntry, ...] | None = field(default=None, metadata=OPTIONAL)
     """The list has the phases of a training step in the order in which they run; the key is absent when there is the
     one phase step, which runs once. Each item is one phase, for which every rank has a file."""
+    pipeline: PipelineEntry | None = field(default=None, metadata=OPTIONAL)
+    """The record describes the stages along the axis pp; the key is absent when no axis cuts the step into stages."""
     loss_reduction: LossRule = field(default="mean", metadata=OPTIONAL)
     """The rule says how the gradients of ranks that see different data become the gradient of the step: sum adds them,
     over micro-steps too, and weighted:VALUE divides the sum of w times gradient by the sum of w, where w is the VALUE

@@ -17,6 +17,7 @@ from gopt.artifact.manifest_entries import (
     MeshEntry,
     OutputEntry,
     PhaseEntry,
+    PipelineEntry,
     RankEntry,
     SavedValue,
     SourceState,
@@ -25,6 +26,7 @@ from gopt.artifact.ranks import rank_file
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import SCHEDULE_FILE
 
 
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
@@ -35,6 +37,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
     return Manifest(
         accumulate=program.micro_steps,
         phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
+        pipeline=_pipeline(program),
         loss_reduction=str(program.loss_reduction),
         reduce_dtype=program.reduce_dtype,
         statistics="root" if program.statistics_of_root else "mean",
@@ -95,6 +98,11 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
         if content not in states_of:
             states_of[content] = tuple(map(local_state, parts[0].states))
         yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), _saved(parts), fed)
+
+
+def _pipeline(program: SpmdProgram) -> PipelineEntry | None:
+    plan = program.stages
+    return None if plan is None else PipelineEntry(plan.stages, SCHEDULE_FILE if plan.schedule is not None else None)
 
 
 def _saved(parts: Sequence[RankGraph]) -> tuple[SavedValue, ...]:

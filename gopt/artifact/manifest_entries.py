@@ -75,6 +75,17 @@ class PhaseEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineEntry:
+    """The stages of a pipeline, and the order of micro-batches."""
+
+    stages: Positive
+    """The step is cut into this many stages along the axis pp."""
+    schedule: str | None = field(default=None, metadata=OPTIONAL)
+    """The file of this name says in which order each member of the axis runs the phases of the micro-batches
+    (schedules.md); the key is absent when a step has a single micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
 class SourceState:
     """A state of the source: its input, the output replacing it, and the parameter it belongs to."""
 

@@ -19,7 +19,6 @@ from gopt.artifact.report_groups import OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, RankUsage, Report, SourceEntry
 from gopt.artifact.report_tables import OpTables, RemovedVarTables, group_added_ops, group_added_vars
 from gopt.artifact.serialize import FILE_NODES, file_nodes
-from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
@@ -27,9 +26,10 @@ from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS, MASKS, SCALES
+from gopt.records.mesh import PIPELINE
 from gopt.spmd.pass_records import balance
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE
+from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.spmd.traffic import calls_of
 from gopt.system.background import Task
 from gopt.text.sanitize import listed

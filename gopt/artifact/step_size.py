@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, SourceEntry, StepSize
-from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.step_memory import live, live_in_source
 from gopt.spmd.traffic import calls_of
 
 

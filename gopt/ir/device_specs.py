@@ -90,6 +90,22 @@ def read_configurations(graph: Graph) -> list[Configuration]:
     return [Configuration(name, count, tuple(specs[name]), stages[name]) for name, count in devices.items()]
 
 
+def read_stages(graph: Graph) -> dict[str, int]:
+    """First output of a node -> its pipeline stage in the file, for nodes with one.
+
+    Raises InputError for a node with two stages, or with a negative one."""
+    stages: dict[str, int] = {}
+    for node in graph.nodes if graph.header.ir_version >= IR_VERSION else ():
+        named = {entry.pipeline_stage for entry in _entries(node) if entry.HasField("pipeline_stage")}
+        if len(named) > 1 or min(named, default=0) < 0:
+            raise InputError(
+                f"node {show(node.label)} is of the pipeline stages {', '.join(map(str, sorted(named)))}",
+                "a node has one stage, counted from 0",
+            )
+        stages.update((node.first_output, stage) for stage in named)
+    return stages
+
+
 def _entries(node: Node) -> Sequence[NodeDeviceConfigurationProto]:
     # The tag of the field is one byte: most nodes need not be parsed.
     if node.encoded is None or _tag() not in node.encoded:

@@ -160,23 +160,20 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
 
 
 def _transfers(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
-    """Phase by phase: what each rank sends to another, the other receives, by tag and in order."""
+    """Check the values between each two ranks, by tag: each sent value is received, by an action or by a later one."""
     numbers = {rank.rank for rank in ranks}
-    sent: defaultdict[tuple[str, int, int], list[Node]] = defaultdict(list)
-    received: defaultdict[tuple[str, int, int], list[Node]] = defaultdict(list)
+    sent: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    received: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for rank in ranks:
         for node in rank.calls:
             if node.op_type in TRANSFERS:
                 peer = node.attributes["peer"]
                 ends = (rank.rank, peer) if node.op_type == "Send" else (peer, rank.rank)
-                (sent if node.op_type == "Send" else received)[rank.phase.name, *ends].append(node)
-    for phase, source, target in {**sent, **received} if len(numbers) == program.mesh.ranks else ():
-        calls_at = [table.get((phase, source, target), []) for table in (sent, received)]
-        tags = [[node.attributes["tag"] for node in nodes] for nodes in calls_at]
-        if tags[0] != tags[1]:
-            raise InvariantError(
-                f"rank {source} sends rank {target} values of tags {tags[0]}, and it receives {tags[1]}"
-            )
+                (sent if node.op_type == "Send" else received)[ends].append(node.attributes["tag"])
+    for source, target in {**sent, **received} if len(numbers) == program.mesh.ranks else ():
+        tags, taken = sorted(sent[source, target]), sorted(received[source, target])
+        if tags != taken:
+            raise InvariantError(f"rank {source} sends rank {target} values of tags {tags}, and it receives {taken}")
     return sum(map(len, sent.values()))
 
 

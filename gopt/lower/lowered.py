@@ -13,6 +13,9 @@ from gopt.records.mesh import Mesh
 from gopt.records.placements import Sharding
 from gopt.tensor_parallel.builder import PASS, inner
 
+SEND, RECEIVE, AHEAD_SEND, AHEAD_RECEIVE, SHOWN = "send", "receive", "ahead send", "ahead receive", "shown"
+"""The halves of a transfer between stages: an action sends, and a later action receives. A value for all stages goes
+ahead to later stages in the forward, and is shown by the backward of the last stage of each member."""
 ONE_RANK = Mesh((("dp", 1),))
 
 

@@ -6,7 +6,7 @@ differing in constants alone share all nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnx import FunctionProto
@@ -19,12 +19,19 @@ from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
 from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankSaved, RankState, ShardRange
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
+
+
+NOTHING = RankBlock.of(
+    (Node("Constant", [], ["gopt.stages.nothing"], attributes={"value_int": 0}, made_by="stage-transfers"),),
+    shared=False,
+)
+"""The nodes of a file with nothing to compute."""
 
 
 def common_states(program: SpmdProgram) -> list[RankState]:
@@ -70,9 +77,15 @@ class Specialiser:
             if isinstance(item, RankBlock):
                 self._close(at, nodes)
                 at.out.blocks.append(item)
+            elif isinstance(item, _PlacedRun):
+                if at.runs(item.sharding):
+                    nodes += item.nodes if at.alias.keys().isdisjoint(item.reads) else self._each(at, item.nodes)
+                    at.present |= item.results
             else:
                 nodes += self._own(at, item)
         self._close(at, nodes)
+        if not at.out.blocks:  # such as the input half of a backward of the first stage
+            at.out.blocks.append(NOTHING)
         for name, type, sharding in self._locals:
             owners = [(axis, part) for axis, part in sharding.by_axis if isinstance(part, OnMember)]
             if not all(part.covers(at.coordinates[axis]) for axis, part in owners):
@@ -103,6 +116,9 @@ class Specialiser:
                 at.out.saved.append(RankSaved(name, type))
                 if name in self.phase.graph.inputs:
                     at.present.add(name)
+
+    def _each(self, at: _Rank, nodes: Iterable[Node]) -> Iterator[Node]:
+        return (own for node in nodes for own in self._own(at, node))
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Return the rank's nodes for a node differing between ranks."""
@@ -221,7 +237,39 @@ class _Rank:
         return result
 
 
-def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
+@dataclass(frozen=True, slots=True)
+class _PlacedRun:
+    """Consecutive nodes of one sharding, with their operands and results."""
+
+    nodes: tuple[Node, ...]
+    sharding: Sharding
+    reads: frozenset[str]
+    results: frozenset[str]
+
+
+def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | _PlacedRun | Node]:
+    """Runs of nodes alike on all ranks as blocks, runs of one sharding, and layout operators one by one."""
+    placed: list[Node] = []
+    for item in _blocks(nodes):
+        plain = isinstance(item, Node) and bool(item.sharding.by_axis) and item.domain != SPMD
+        if placed and (not plain or placed[0].sharding is not item.sharding):  # type: ignore[union-attr]
+            yield _placed(placed)
+            placed = []
+        if plain:
+            placed.append(item)  # type: ignore[arg-type]
+        else:
+            yield item
+    if placed:
+        yield _placed(placed)
+
+
+def _placed(nodes: Sequence[Node]) -> _PlacedRun:
+    reads = frozenset(name for node in nodes for name in node.reads)
+    results = frozenset(name for node in nodes for name in node.outputs)
+    return _PlacedRun(tuple(nodes), nodes[0].sharding, reads, results)
+
+
+def _blocks(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
     """Runs of nodes alike on all ranks as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:

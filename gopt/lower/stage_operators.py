@@ -5,7 +5,7 @@ from __future__ import annotations
 from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import TensorType
-from gopt.lower.lowered import Lowered, LoweringContext, make
+from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND, SHOWN, Lowered, LoweringContext, make
 from gopt.records.placements import FULLY_REPLICATED
 from gopt.tensor_parallel.builder import PASS
 
@@ -13,16 +13,21 @@ from gopt.tensor_parallel.builder import PASS
 def transfer(node: Node, context: LoweringContext) -> Lowered:
     """Send the value to the target, or to all others; receive it there.
 
-    Of a transfer to all in two halves, later stages receive in the first, and hand the value on in the second.
+    Of a transfer in halves (``stage_phases``) an action sends and a later action receives. A value for all stages is
+    received ahead by later stages, and shown in the end.
     """
     group, source, target = str(node.attributes["group"]), node.attributes["source"], node.attributes["target"]
-    member, value, output, mesh = context.coordinates[group], node.inputs[0], node.outputs[0], context.mesh
+    member, output, mesh = context.coordinates[group], node.outputs[0], context.mesh
     half = node.attributes.get("half", "")
     others = [at for at in range(mesh.size(group)) if at != source]
-    targets = [target] if target >= 0 else [at for at in others if not half or (at > source) is (half == "forward")]
-    hands_on = half == "backward" and member > source
-    if not (member == source or member in targets or hands_on):
-        return Lowered("elsewhere", list, absent=True)
+    later = [at for at in others if at in node.attributes.get("later", ())]
+    targets = [target] if target >= 0 else others
+    if half in (AHEAD_SEND, AHEAD_RECEIVE):
+        targets = later
+    elif half == SHOWN:
+        targets = [at for at in others if at not in later]
+    sends, receives = half not in (RECEIVE, AHEAD_RECEIVE), half not in (SEND, AHEAD_SEND)
+    shows = target < 0 and half in ("", SHOWN)
 
     def rank_at(peer: int) -> int:
         return mesh.index_at("+".join(axis for axis, _ in mesh.axes), {**context.coordinates, group: peer})
@@ -33,17 +38,18 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
         node_on_rank.phase = node.phase
         return node_on_rank
 
-    if hands_on:
+    if shows and half and member in later:
         return Lowered("hands on", lambda: [make(node, "Identity", [node.inputs[1]], output)])
-    if member == source:
-        peers = tuple(map(rank_at, targets))
-        shows = target < 0 and half != "forward"
+    if member == source and sends and (targets or shows):
+        peers, value = tuple(map(rank_at, targets)), node.inputs[0]
 
-        def sends() -> list[Node]:
+        def calls() -> list[Node]:
             shown = [make(node, "Identity", [value], output)] if shows else []
             return [*(call("Send", [value], [], peer) for peer in peers), *shown]
 
-        return Lowered(("send", *peers), sends, absent=not shows)
+        return Lowered(("send", *peers), calls, absent=not shows)
+    if member not in targets or not receives:
+        return Lowered("elsewhere", list, absent=True)
     peer = rank_at(source)
     type, sharding = context.types[output], context.sharded.get(output, FULLY_REPLICATED)
     local = TensorType(type.dtype, sharding.local_shape(type.dims, context.coordinates))

@@ -9,7 +9,6 @@ from typing import Any
 from gopt.analysis.partition import Item, default_cap, plan_buckets
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
-from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
 from gopt.offline.times import CommTimes, times
@@ -19,6 +18,7 @@ from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import calls_of
 
 MIB = 1 << 20

@@ -9,6 +9,7 @@ from gopt.passes import (
     overlap,
     pipeline_stages,
     prune,
+    recompute,
     refold_optimizers,
     shard,
     stage_transfers,
@@ -20,7 +21,7 @@ from gopt.text.suggestions import did_you_mean
 
 _ALL = (
     pipeline_stages, tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, stage_transfers,
-    fuse_collectives, overlap, prune,
+    fuse_collectives, recompute, overlap, prune,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {item.PASS.name: item.PASS for item in _ALL}
 DEFAULT = (

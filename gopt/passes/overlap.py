@@ -216,4 +216,10 @@ def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     rewriter.finish()
 
 
-PASS = Pass("overlap", OverlapOptions, overlap, after=("shard", "statistics", "fuse-collectives"), facts=OverlapFacts)
+PASS = Pass(
+    "overlap",
+    OverlapOptions,
+    overlap,
+    after=("shard", "statistics", "fuse-collectives", "recompute"),
+    facts=OverlapFacts,
+)

@@ -12,9 +12,8 @@ from gopt.ir.external_data import show
 from gopt.ir.node_kinds import draws
 from gopt.ir.types import known
 from gopt.passes import PASSES
-from gopt.records.mesh import SHARD, Mesh, format_axes
+from gopt.records.mesh import PIPELINE, SHARD, Mesh, format_axes
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE
 
 
 def check_planned(mesh: Mesh) -> None:

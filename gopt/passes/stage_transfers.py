@@ -15,11 +15,12 @@ from gopt.ir.phase import complete_phases
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.passes.base import Pass
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, StagePlan
+from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
 
 PREFIX = "gopt.stages"
@@ -95,6 +96,7 @@ class _StagePlacement:
             replace(item, sharding=self._on(self.home[item.input], item.sharding)) if item.input in self.home else item
             for item in program.states
         ]
+        program.value_stages = self.home
         self.rewriter.finish()
         program.set_states(states)
 
@@ -192,6 +194,7 @@ class _StagePlacement:
     def _return(self, node: Node, name: str, due: int | None) -> None:
         """Give another stage, or all, a result of the step under the name in the step."""
         inner, stage = f"{PREFIX}.{name}.stage{self.home[name]}", self.home[name]
+        self.home[inner] = stage
         self.rewriter.rename_output(node, name, inner)
         self.names[name] = {stage: inner}
         phase = Phase.BACKWARD if node.phase is not Phase.UPDATE else Phase.UPDATE
@@ -232,6 +235,7 @@ class _StagePlacement:
         copy = self.rewriter.repeat(node, [inner, *node.inputs[1:]], {result: self.graph.types[name]}, sharding)
         copy.name, copy.encoded, copy.source = node.name, node.encoded, node.source
         copy.made_by, copy.phase = node.made_by, node.phase
+        self.home[result] = stage
         self.names[name][stage] = result
         return result
 
@@ -255,10 +259,21 @@ class _StagePlacement:
                     f"backward makes on the earlier stage {home}",
                     "move the cut with pipeline{stages=...}, or leave out --accumulate",
                 )
-        maker = self._producers.get(self.names[name][home])
-        self._transfer(self.names[name][home], result, home, stage, maker, phase, before=reader)
-        self.names[name][stage] = result
-        return result
+        beside = self._beside(name, stage, phase)
+        if beside is None:
+            maker = self._producers.get(self.names[name][home])
+            self._transfer(self.names[name][home], result, home, stage, maker, phase, before=reader)
+        self.names[name][stage] = beside or result
+        return self.names[name][stage]
+
+    def _beside(self, name: str, stage: int, phase: Phase) -> str | None:
+        """The name of a value on an earlier run of another stage of the same member, or None."""
+        placement = self.plan.placement
+        for there, result in self.names[name].items():
+            in_time = phase is Phase.UPDATE or (there < stage if phase is Phase.FORWARD else there > stage)
+            if placement[there] == placement[stage] and in_time:
+                return result
+        return None
 
     def _transfer(
         self, value: str, result: str, home: int, stage: int | None, maker: Node | None, phase: Phase,
@@ -267,7 +282,7 @@ class _StagePlacement:
         placement = self.plan.placement
         attributes = {
             "group": PIPELINE, "source": placement[home], "target": -1 if stage is None else placement[stage],
-            "tag": self.transfers,
+            "tag": self.transfers, "stages": [home, -1 if stage is None else stage],
         }  # fmt: skip
         sharding = FULLY_REPLICATED if maker is None else self._off(maker.sharding)
         node = self.rewriter.add(

@@ -34,6 +34,8 @@ AXES = {
 }  # fmt: skip
 """The axes with known names (contract section 1). For any other axis the user gives the kind of data."""
 
+PIPELINE = "pp"
+"""The axis of a mesh along which the step is cut into stages."""
 SHARD, TENSOR = "shard", "tp"
 SPACE = ("h", "w")
 """Axes whose ranks see parts of the places of images."""

@@ -277,6 +277,31 @@ class OverlapFacts(Loose):
 
 
 @dataclass(frozen=True, slots=True)
+class RecomputeFacts(Loose):
+    """The figures of recompute say what the backward computes again, and what that saves; they are absent where it
+    computes nothing again."""
+
+    saved: Count
+    """This many values of the forward are saved until the backward reads them."""
+    recomputed: Count
+    """This many values that the backward reads are computed again."""
+    nodes: Count
+    """The backward has copies of this many nodes."""
+    saved_bytes_before: Count
+    """The values of the forward that the backward reads had this many bytes before the pass."""
+    saved_bytes: Count
+    """The saved values have this many bytes behind the pass."""
+    live_bytes_before: Count
+    """A rank had at most this many bytes alive at once beside its states before the pass."""
+    live_bytes: Count
+    """A rank has at most this many bytes alive at once beside its states behind the pass."""
+    operations: Count
+    """The products and convolutions of the source take this many floating-point operations."""
+    operations_added: Count
+    """The products and convolutions of the copies take this many."""
+
+
+@dataclass(frozen=True, slots=True)
 class PruneFacts(Loose):
     """The figure of prune counts nodes."""
 

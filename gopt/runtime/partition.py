@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, RECOMPUTE, Graph, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ ProgramStep: TypeAlias = Segment | CallStep
 def partition(graph: Graph) -> list[ProgramStep]:
     """The steps of a graph in run order, without nodes of unused results."""
     calls, levels = _levels(graph)
-    boundary = _boundary_values(graph, calls, levels)
+    pieces = [_pieces(nodes) for nodes in levels]
+    boundary = _boundary_values(graph, calls, [nodes for level in pieces for nodes in level])
     steps: list[ProgramStep] = []
-    for level, nodes in enumerate(levels):
-        segment = _segment(nodes, boundary)
-        if segment.outputs:
-            steps.append(segment)
+    for level, parts in enumerate(pieces):
+        segments = (_segment(nodes, boundary) for nodes in parts)
+        steps += [segment for segment in segments if segment.outputs]
         if level < len(calls):
             steps.append(CallStep(level, calls[level]))
     return steps
@@ -80,6 +80,18 @@ def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
             levels[level].append(node)
         needed.update(node.reads)
     return calls, [nodes[::-1] for nodes in levels]
+
+
+def _pieces(nodes: Sequence[Node]) -> list[list[Node]]:
+    """The nodes, cut in front of each row of nodes that run a second time."""
+    pieces: list[list[Node]] = [[]]
+    again = False
+    for node in nodes:
+        if (node.made_by == RECOMPUTE) > again:
+            pieces.append([])
+        again = node.made_by == RECOMPUTE
+        pieces[-1].append(node)
+    return pieces
 
 
 def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:

@@ -17,6 +17,11 @@ class ActionKind(StrEnum):
     WEIGHT = "weight"
 
 
+def phase_name(kind: ActionKind, chunk: int, chunks: int) -> str:
+    """The name of the files of an action; ``chunk``: the number of the stage among ``chunks`` of a member."""
+    return kind.value if chunks == 1 else f"{kind.value}.{chunk}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
     """A part of a step: of one stage, for one micro-batch."""
@@ -54,6 +59,15 @@ class Schedule:
         return tuple(
             kind for kind in ActionKind if kind is ActionKind.FORWARD or (kind is ActionKind.BACKWARD) != split
         )
+
+    def runs(self, member: int) -> list[tuple[str, int]]:
+        """The files that a member runs for the micro-batches of a step, in order: phase and micro-batch."""
+        chunks = max(map(self.placement.count, self.placement))
+        chunk_of = {stage: self.placement[:stage].count(home) for stage, home in enumerate(self.placement)}
+        return [
+            (phase_name(action.kind, chunk_of[action.stage], chunks), action.micro_batch)
+            for action in self.members[member]
+        ]
 
     def needs(self, action: Action) -> Iterator[Action]:
         """Yield the actions that must end before an action starts; on another member, the last is a transfer."""

@@ -16,7 +16,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import copy_chain
 from gopt.ir.node_kinds import record_of
-from gopt.operators.kinds import CASTS, SIZES
+from gopt.operators.kinds import CASTS, MAY_DRAW, MOVES, SIZES
 from gopt.spmd.program import SpmdProgram
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -51,6 +51,9 @@ class _KeptNodes:
         """Values for which nodes may read others: passes reduce, gather or cast them."""
         self._carried = program.loop_carried
         self._statistics = {state.updated for state in training.states if state.kind is StateKind.STATISTIC}
+        self._news = {state.updated for state in training.states}
+        self._ran: set[int] = set()
+        """Ids of the nodes of the step that ran up to here."""
         self._updated: set[str] = set()
         """Values that the update made up to here."""
         self._makers: dict[str, Node] = {}
@@ -81,7 +84,11 @@ class _KeptNodes:
 
     def check_node(self, node: Node, source: Node) -> None:
         """Check operator, attributes and operands of a node of the step."""
-        equal = node.encoded is source.encoded and (node.encoded is not None or node.attributes == source.attributes)
+        if id(source) in self._ran:
+            self._check_again(node, source)
+        self._ran.add(id(source))
+        same = node.encoded is source.encoded and node.encoded is not None
+        equal = same or (node.encoded is None and node.attributes == source.attributes)
         alike = len(node.inputs) == len(source.inputs) and len(node.outputs) == len(source.outputs)
         if not equal or not alike or node.op_type != source.op_type or node.domain != source.domain:
             raise InvariantError(f"{node.op_type} {node.label!r} is not the {source.op_type} of the step any more")
@@ -90,6 +97,22 @@ class _KeptNodes:
                 self._check_read(node, old, new)
         if node.outputs != source.outputs:
             self.renamed.update((new, old) for old, new in zip(source.outputs, node.outputs) if new != old)
+
+    def _check_again(self, node: Node, source: Node) -> None:
+        """Check a second copy of a node of the step: a view, or a node of the forward that computes the same again."""
+        updated = next((name for name in source.outputs if name in self._news), "")
+        again = source.phase is Phase.FORWARD or source.is_in(MOVES)
+        why = {
+            f"it is of the {source.phase and source.phase.value}": not again,
+            "it draws other numbers": source.op_type in MAY_DRAW,
+            "it would be called twice": source.domain == COMM,
+            f"it makes {updated!r}, the new value of a state": bool(updated),
+        }
+        if any(why.values()):
+            raise InvariantError(
+                f"{node.op_type} {node.label!r} runs {source.label!r} of the step a second time",
+                next(text for text, holds in why.items() if holds),
+            )
 
     def _check_read(self, node: Node, old: str, new: str) -> None:
         corrected = any((name, old) in self._corrected for name in node.outputs)

@@ -134,6 +134,8 @@ class SpmdProgram:
     """Axis that splits the computation -> the rule by which parts get their sizes."""
     stages: StagePlan | None = None
     """The stages of a pipeline; None where the mesh has no axis of stages."""
+    value_stages: dict[str, int] = field(default_factory=dict)
+    """Value of a stage -> the stage of the node behind the value."""
     places: tuple[Mapping[str, int], ...] = ()
     """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
     others: list[SpmdProgram] = field(default_factory=list)

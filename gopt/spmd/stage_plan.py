@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
+from gopt.schedules.actions import ActionKind, Schedule, phase_name
+from gopt.schedules.schedule_file import FILE, to_text
 
-PIPELINE = "pp"
-"""The axis of the mesh whose members are stages."""
+SCHEDULE_FILE = FILE
 TRANSFER = "Transfer"
 """The layout operator between stages: from a stage to another, or to all (``target`` -1)."""
 
@@ -18,16 +20,36 @@ TRANSFER = "Transfer"
 class StagePlan:
     """The stage of each state of a step; a state without an entry is equal on all stages.
 
-    ``placement``: stage -> member of the axis. Stages are numbered in the order of the forward.
+    ``placement``: stage -> member of the axis. Stages are numbered in the order of the forward; ``schedule``: the order
+    of micro-batches, None of a step without micro-batches.
     """
 
     mesh: Mesh
     placement: tuple[int, ...]
     states: Mapping[str, int]
+    schedule: Schedule | None = None
+
+    @property
+    def schedule_text(self) -> str:
+        """The text of ``SCHEDULE_FILE``, or '' without a schedule."""
+        return "" if self.schedule is None else to_text(self.schedule)
 
     @property
     def stages(self) -> int:
         return len(self.placement)
+
+    @property
+    def chunks(self) -> int:
+        """The number of stages of a member."""
+        return max(Counter(self.placement).values())
+
+    def chunk(self, stage: int) -> int:
+        """The number of earlier stages on the member of a stage."""
+        return self.placement[:stage].count(self.placement[stage])
+
+    def phase(self, kind: ActionKind, chunk: int) -> str:
+        """The name of the files that run an action of a stage."""
+        return phase_name(kind, chunk, self.chunks)
 
     def on(self, stage: int, sharding: Sharding) -> Sharding:
         """``sharding``, on the member of a stage alone."""

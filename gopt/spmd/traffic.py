@@ -12,10 +12,11 @@ from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import Figure, Share, TrafficKind
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, TRANSFER
+from gopt.spmd.stage_plan import TRANSFER
 from gopt.spmd.verifier import parts_so_far
 
 GATHERS = frozenset({"AllGather", "Broadcast"})

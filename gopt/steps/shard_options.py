@@ -8,9 +8,10 @@ from typing import Any, TypedDict
 
 from gopt.analysis.role_map import parse_statistics
 from gopt.errors import OptionError
+from gopt.ir.graph import RECOMPUTE
 from gopt.options.records import check_types, spelled
 from gopt.options.types import is_whole
-from gopt.passes import find
+from gopt.passes import DEFAULT, find
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.spmd.program import SpmdProgram
 
@@ -22,7 +23,9 @@ PASS_OPTIONS = {
     "bucket_mb": ("shard", "bucket-mb"),
     "loss_reduction": ("shard", "loss-reduction"),
     "statistics": ("statistics", "statistics"),
+    "recompute": ("recompute", "policy"),
     "link": ("tensor-parallel", "link"),
+    "schedule": ("pipeline", "schedule"),
 }
 """Field -> the pass and the option that it sets."""
 
@@ -36,7 +39,11 @@ class ShardOptions:
     be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.
     ``statistics``: ``auto``, ``mean``, ``root``, ``local`` or ``sync``, and ``NAME=RULE`` for single states.
     ``loss_reduction``: ``mean``, ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` or ``auto``. ``accumulate``:
-    micro-steps of one update. ``link``: links between ranks for tensor parallelism, such as ``200GB/s:5us``.
+    micro-steps of one update. ``recompute``: what the backward computes again: ``full``, ``selective``, or the bytes
+    that a rank may have alive, such as ``200MiB``. ``link``: links between ranks for tensor parallelism, such as
+    ``200GB/s:5us``.
+    ``schedule``: the order of micro-batches on pipeline stages: ``gpipe``, ``1f1b``, ``interleaved:V``, ``zb-h1``,
+    ``zb-v``, or a file.
     ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
     "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
     of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
@@ -49,7 +56,9 @@ class ShardOptions:
     statistics: str | None = None
     loss_reduction: str | None = None
     accumulate: int = 1
+    recompute: str | None = None
     link: str | None = None
+    schedule: str | None = None
     only_ranks: Sequence[int] | None = None
     passes: Options = field(default_factory=dict)
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None = None
@@ -94,6 +103,9 @@ class ShardOptions:
                 raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
+        if items is None and RECOMPUTE in options:
+            place = DEFAULT.index("overlap")
+            items = [(name, {}) for name in (*DEFAULT[:place], RECOMPUTE, *DEFAULT[place:])]
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
 
     def _pass_options(self) -> list[tuple[str, str, Any]]:
@@ -151,7 +163,9 @@ class ShardKeywords(TypedDict, total=False):
     statistics: str | None
     loss_reduction: str | None
     accumulate: int
+    recompute: str | None
     link: str | None
+    schedule: str | None
     only_ranks: Sequence[int] | None
     passes: Options
     pipeline: Pipeline | Sequence[tuple[str, Mapping[str, Any]]] | None

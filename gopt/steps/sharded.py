@@ -24,6 +24,7 @@ from gopt.passes.preflight import check_passes
 from gopt.records.mesh import Mesh
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import SCHEDULE_FILE
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.steps.source import Source, as_source, on_mesh, with_statistics
 from gopt.steps.stored_roles import roles_text
@@ -128,6 +129,9 @@ class Sharded(HtmlTable):
             files = Inventory(staged)
             stored.write(files)
             ranks.write_ranks(files, self.program, stored, self.common, self.ranks, advance=advance)
+            if self.program.stages is not None and (text := self.program.stages.schedule_text):
+                with files.create(SCHEDULE_FILE) as file:
+                    file.write(text.encode())
             startup = self.source.rank_startup
             if startup is not None:
                 types, start_files = self.program.source.graph.types, self._startup_files(startup)

@@ -19,7 +19,7 @@ from gopt.ir.external_data import show
 from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
 from gopt.operators.kinds import CARRIES
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.spmd.links import Slot, strategies
 from gopt.tensor_parallel.choose import Choice
@@ -56,8 +56,8 @@ def with_specs(
             merged.pop(name, None)
     if reader.unused:
         note(f"sharding specs of {len(reader.unused)} values that follow from no parameter alone are not used")
-    if chosen.stages:
-        note("pipeline stages of the file are not used")
+    if chosen.stages and dict(mesh.axes).get(PIPELINE, 1) == 1:
+        note("pipeline stages of the file are not used: the mesh has no axis pp")
     return merged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gopt.errors import InputError
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, box_elements, put
 from gopt.records.mesh import Mesh
+from gopt.runtime.engines.threads import run_ranks
 from gopt.text.sanitize import show
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
@@ -80,6 +82,7 @@ class AllRanks:
         marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
         saved: dict[tuple[int, int], Values] = {}
         """Rank and micro-step -> what its forward left for its backward."""
+        transport = partial(run_ranks, mail={}) if self.transport is run_ranks else self.transport
         for phase, times in self.phases.items():
             members = [r for r, rank in enumerate(self.ranks) if phase in rank.programs]
             programs = [self.ranks[r].programs[phase] for r in members]
@@ -109,7 +112,7 @@ class AllRanks:
                     )
                     for r, program in zip(members, programs)
                 ]  # fmt: skip
-                for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
+                for r, output in zip(members, transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(states[r], output)
                     names = {value.name for value in self.ranks[r].record.saved} & output.keys()
                     saved.setdefault((r, turn), {}).update((name, np.array(output[name])) for name in names)

@@ -83,15 +83,15 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
         return graph
     probed = {name for node in users for name in node.inputs if name in gradients}
     within = {id(node) for node in users}
-    nodes: list[Node] = []
-    types = dict(graph.types)
+    types = dict(graph.types) | {f"{name}.probed": graph.types[name] for name in probed}
+    fed = probed.intersection(graph.inputs)  # gradients that an earlier file of a micro-batch left
+    nodes = [Node(PROBE, [name], [f"{name}.probed"], domain=COMM) for name in sorted(fed)]
     for node in graph.nodes:
         if id(node) in within:
             node = clone(node)
             node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
         nodes.append(node)
         for name in probed.intersection(node.outputs):
-            types[f"{name}.probed"] = types[name]
             nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
     return replace(graph, nodes=nodes, types=types)
 

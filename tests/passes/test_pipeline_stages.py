@@ -6,7 +6,9 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
+import specs
 from helpers import Builder, accept, calls, edit_rank, source
 from onnx import ModelProto
 from products import part
@@ -17,8 +19,10 @@ from steps_gen.plan import draw
 import gopt
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.passes.pipeline_stages.choose import _best_cuts, parameter_stages
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
-from gopt.spmd.stage_plan import PIPELINE
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.schedule_file import to_text
 from gopt.spmd.verifier import infer_shardings
 
 FIXTURE_NAMES = ("mlp_adamw", "gpt_adamw_clip_sched_fp16", "cnn_sgd", "emb_adamw", "mlp_lamb", "mlp_adamw_fp16_scaler")
@@ -33,12 +37,16 @@ CASES = [
         ("pp=2,shard=2", {"stage": 2, "accumulate": 2}),
         ("shard=2,pp=2", {"stage": 3, "accumulate": 2}),
         ("tp=2,pp=2", {}),
+        ("pp=2", {"accumulate": 4, "schedule": "gpipe"}),
+        ("pp=2", {"accumulate": 3, "schedule": "interleaved:2"}),
+        ("shard=2,pp=2", {"stage": 2, "accumulate": 4, "schedule": "zb-h1"}),
+        ("pp=2,shard=2", {"stage": 3, "accumulate": 2, "schedule": "zb-v"}),
     )
 ]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 12))
+@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 16))
 def test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path):
     gopt.shard(source(fixture), mesh, **options).write(tmp_path / "ranks")
     result = gopt.verify(tmp_path / "ranks", steps=2, confirm=False)
@@ -57,7 +65,8 @@ def test_drawn_steps_on_stages_are_right_or_refused(seed):
     drawn = setting(seed)
     stages = 2 + seed % 2
     mesh = f"{drawn.mesh},pp={stages}" if seed % 3 else f"pp={stages},{drawn.mesh}"
-    verdict = tried(draw(seed), replace(drawn, mesh=mesh))
+    micro = drawn.micro if seed % 4 else max(drawn.micro, 2)
+    verdict = tried(draw(seed), replace(drawn, mesh=mesh, micro=micro))
     assert verdict.outcome in GOOD, f"{draw(seed).told()} on {mesh}: {verdict}"
 
 
@@ -73,6 +82,47 @@ def test_a_rank_has_the_gradients_of_its_stage():
     report = gopt.shard(source("gpt_adamw"), "pp=2").report()
     for rank in report.ranks:
         assert rank.nbytes.gradients == rank.nbytes.parameters
+
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_trains_as_ranks_with_all_layers_do(schedule, tmp_path):
+    """The same losses as two ranks of dp, step after step."""
+    training = source("gpt_adamw").training
+    generator = np.random.default_rng(4)
+    arrays = {}
+    for name in training.batch:
+        type = training.graph.types[name]
+        arrays[name] = generator.integers(0, 16, (32, *type.dims[1:])).astype(type.dtype)
+    losses = {}
+    for name, mesh, options in (("plain", "dp=2", {}), ("stages", "dp=2,pp=2", {"schedule": schedule})):
+        gopt.shard(source("gpt_adamw"), mesh, accumulate=2, **options).write(tmp_path / name)
+        losses[name] = gopt.run(tmp_path / name, arrays, 3, settings={"lr": 1e-2}).losses
+    assert losses["plain"] == pytest.approx(losses["stages"], rel=1e-5)
+    assert losses["plain"][0] != losses["plain"][2]
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_schedule_of_the_user_is_taken_and_checked(tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)).replace("name gpipe", "name mine"))
+    gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file)).write(tmp_path / "ranks")
+    assert (tmp_path / "ranks" / "schedule.txt").read_text() == file.read_text()
+    lines = file.read_text().splitlines()
+    backward = next(line for line in lines if "backward" in line)
+    file.write_text("\n".join(line for line in lines if line != backward))
+    with pytest.raises(OptionError, match="backward of stage 0, micro-batch 0"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule=str(file))
+    file.write_text(to_text(build_schedule("gpipe", 2, 3)))
+    with pytest.raises(OptionError, match="is for 3 micro-batches, and there are 4"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=4, schedule=str(file))
+    with pytest.raises(OptionError, match="orders micro-batches, and a step has one"):
+        gopt.shard(source("mlp_adamw"), "pp=2", schedule="1f1b")
+    with pytest.raises(OptionError, match="has no axis pp"):
+        gopt.shard(source("mlp_adamw"), 2, accumulate=2, schedule="1f1b")
 
 
 # --- where parameters go ---
@@ -199,3 +249,33 @@ def test_a_node_on_a_wrong_stage_is_named_by_the_verifier():
     node.sharding = Sharding.along(PIPELINE, OnMember(0))
     with pytest.raises(InvariantError, match="which is on member 1 alone along pp"):
         infer_shardings(program)
+
+
+# --- stages of the file ---
+
+
+def staged(tmp_path, stage_of):
+    """The MLP with a pipeline stage at each node that reads a parameter of a layer."""
+    model = specs.model(two=2)
+    for node in model.graph.node:
+        stages = {stage for name, stage in stage_of.items() if any(read.startswith(name) for read in node.input)}
+        if len(stages) == 1:
+            node.device_configurations.add(configuration_id="two").pipeline_stage = stages.pop()
+    path = tmp_path / "step.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_stages_of_the_file_count_where_no_pattern_does(tmp_path):
+    path = staged(tmp_path, {"fc1": 0, "fc2": 1})
+    states = gopt.shard(path, "pp=2").program.stages.states
+    assert [states[name] for name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")] == [0, 0, 1, 1]
+    moved = gopt.shard(path, "pp=2", passes={"pipeline": {"stages": "fc1.weight|fc1.bias+fc2*"}}).program.stages.states
+    assert moved["fc1.bias"] == 1
+    with pytest.raises(OptionError, match="names 2 pipeline stages, and the step is cut into 3"):
+        gopt.shard(path, "pp=3")
+
+
+def test_stages_of_the_file_that_go_back_are_refused(tmp_path):
+    with pytest.raises(OptionError, match="behind parameters of stage 1"):
+        gopt.shard(staged(tmp_path, {"fc1": 1, "fc2": 0}), "pp=2")

@@ -131,7 +131,7 @@ def test_activations_and_stages_are_noted(tmp_path):
     assert placed(model, tmp_path, notes=notes) == {}
     assert notes == [
         "sharding specs of 1 values that follow from no parameter alone are not used",
-        "pipeline stages of the file are not used",
+        "pipeline stages of the file are not used: the mesh has no axis pp",
     ]
 
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from gopt.errors import OptionError
 from gopt.passes.base import Pass
 from gopt.passes.pipeline_stages.choose import check_stages, parameter_stages
+from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, PipelineFacts
+from gopt.schedules.actions import Schedule
+from gopt.schedules.builders import build_schedule, is_name
+from gopt.schedules.schedule_file import read_schedule
+from gopt.schedules.simulation import simulate
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import PIPELINE, StagePlan
+from gopt.spmd.stage_plan import StagePlan
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +28,9 @@ class PipelineOptions(PassOptions):
     """The text gives the parameters of each stage by patterns, such as `wte+h.0.*|h.1.*|ln_f*`; a parameter
     without a pattern goes with the parameter read before. The text is empty where gopt cuts the forward into stages of
     about equal cost with few bytes between stages."""
+    schedule: str = ""
+    """The order of micro-batches is gpipe, 1f1b, interleaved:V, zb-h1, zb-v, or the path of a file in the form of
+    schedule.txt; empty: 1f1b where a step has several micro-batches."""
 
 
 def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
@@ -32,19 +42,43 @@ def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
     members = dict(program.mesh.axes).get(PIPELINE, 1)
     if members == 1:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
-    training = program.source
-    stages = parameter_stages(training, members, options.stages)
+    training, schedule = program.source, _schedule(options.schedule, members, program.micro_steps)
+    placement = tuple(range(members)) if schedule is None else schedule.placement
+    stages = parameter_stages(training, len(placement), options.stages)
     parameters = Counter(stages[state.tensor] for state in training.parameters if state.tensor in stages)
-    check_stages(parameters, members)
-    program.stages = StagePlan(program.mesh, tuple(range(members)), stages)
+    check_stages(parameters, len(placement))
+    program.stages = StagePlan(program.mesh, placement, stages, schedule)
     elements = Counter[int]()
     for state in training.parameters:
         if state.tensor in stages:
             elements[stages[state.tensor]] += training.graph.types[state.tensor].elements
     return PassResult(facts=PipelineFacts(
-        parameters=tuple(parameters[stage] for stage in range(members)),
-        elements=tuple(elements[stage] for stage in range(members)),
+        parameters=tuple(parameters[stage] for stage in range(len(placement))),
+        elements=tuple(elements[stage] for stage in range(len(placement))),
     ))  # fmt: skip
+
+
+def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
+    """The schedule of a step, run without the model; None of a step with a single micro-batch."""
+    if micro_batches == 1:
+        if text:
+            raise OptionError(
+                f"pipeline: schedule {show(text)} orders micro-batches, and a step has one", "add --accumulate 4"
+            )
+        return None
+    if not text or is_name(text):
+        schedule = build_schedule(text or "1f1b", members, micro_batches)
+    else:
+        schedule = read_schedule(text)
+        sizes = {"members": (len(schedule.members), members), "micro-batches": (schedule.micro_batches, micro_batches)}
+        for what, (size, due) in sizes.items():
+            if size != due:
+                raise OptionError(
+                    f"schedule {show(text)} is for {size} {what}, and there are {due}",
+                    "give the axis pp and --accumulate the sizes of the file",
+                )
+    simulate(schedule)
+    return schedule
 
 
 def needed(program: SpmdProgram) -> str:

@@ -13,8 +13,9 @@ from itertools import accumulate, pairwise
 from gopt.analysis.flops import flops_of
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.device_specs import read_stages
 from gopt.ir.graph import Node
-from gopt.spmd.stage_plan import PIPELINE
+from gopt.records.mesh import PIPELINE
 from gopt.text.suggestions import did_you_mean
 
 SLACK = 1.05
@@ -30,7 +31,10 @@ def parameter_stages(training: TrainingGraph, stages: int, patterns: str) -> dic
             f"the forward reads {len(uses)} parameters one behind the other, too few for {stages} pipeline stages",
             f"take at most {PIPELINE}={len(uses)}",
         )
-    chosen = _matched(list(uses), stages, patterns) if patterns else _cut(training, uses, stages)
+    if patterns:
+        chosen = _matched(list(uses), stages, patterns)
+    else:
+        chosen = _of_file(training, uses, stages) or _cut(training, uses, stages)
     owned = {state.tensor: chosen[state.of] for state in training.states if state.of in chosen}
     return owned | chosen | _statistics(training, chosen)
 
@@ -68,6 +72,29 @@ def _matched(names: Sequence[str], stages: int, patterns: str) -> dict[str, int]
                 "give the stages in the order in which the forward reads their parameters",
             )
         current = result[name] = matching[0] if matching else current
+    return result
+
+
+def _of_file(training: TrainingGraph, uses: Mapping[str, int], stages: int) -> dict[str, int]:
+    """The stages that the file names (ONNX IR 11, ``pipeline_stage``), by the first reader of each parameter; a
+    parameter without goes with the parameter before. {} where the file names none."""
+    named = read_stages(training.graph)
+    result, current = {}, 0
+    for name, position in uses.items() if named else ():
+        reader = training.graph.nodes[position]
+        stage = named.get(reader.first_output, current)
+        if stage < current:
+            raise OptionError(
+                f"the file puts {reader.op_type} {reader.label!r} on pipeline stage {stage}, and the forward runs it "
+                f"behind parameters of stage {current}",
+                "say the stages by patterns: -O pipeline.stages=...",
+            )
+        current = result[name] = stage
+    if named and (highest := max(named.values()) + 1) != stages:
+        raise OptionError(
+            f"the file names {highest} pipeline stages, and the step is cut into {stages}",
+            f"take {PIPELINE}={highest}, or say the stages by patterns: -O pipeline.stages=...",
+        )
     return result
 
 

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gopt import limits
 from gopt.collectives.node import CallSignature, call_signature
@@ -66,6 +66,9 @@ class _Rendezvous:
         return [rank for rank in self.members if rank not in self.entries]
 
 
+Mail: TypeAlias = dict[tuple[str, int, int, int], deque[_Entry]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     entry: _Entry
@@ -79,7 +82,7 @@ class ThreadGroup:
     Members of a group meet at the group's n-th call; the last to arrive runs the reference implementation for all. A
     Send is buffered, a Recv waits. The first failure, of a rank or of a call, ends the wait of every rank."""
 
-    def __init__(self, mesh: Mesh, deadline: float = DEADLINE) -> None:
+    def __init__(self, mesh: Mesh, deadline: float = DEADLINE, mail: Mail | None = None) -> None:
         self.mesh = mesh
         self.deadline = deadline
         self.failure: BaseException | None = None
@@ -89,7 +92,7 @@ class ThreadGroup:
         self._calls: dict[tuple[str, int], int] = {}
         """(group, rank) -> how many calls of that group the rank has made."""
         self._rendezvous: dict[tuple[str, tuple[int, ...], int], _Rendezvous] = {}
-        self._mail: dict[tuple[str, int, int, int], deque[_Entry]] = {}
+        self._mail: Mail = {} if mail is None else mail
         """(group, sender, receiver, tag) -> what was sent and not yet received."""
         self._waiting: dict[int, _Wait] = {}
         self._finished: set[int] = set()
@@ -301,14 +304,15 @@ def _named(error: BaseException, rank: int | None) -> BaseException:
 
 
 def run_ranks(
-    programs: Sequence[Runnable], feeds: Sequence[dict[str, Array]], mesh: Mesh, deadline: float = DEADLINE
-) -> list[dict[str, Array]]:
-    """Run one step of every rank, each in a thread; returns every rank's outputs.
+    programs: Sequence[Runnable], feeds: Sequence[dict[str, Array]], mesh: Mesh, deadline: float = DEADLINE,
+    mail: Mail | None = None,
+) -> list[dict[str, Array]]:  # fmt: skip
+    """Run one step of every rank, each in a thread; returns every rank's outputs. ``mail``: sent by earlier programs.
 
     Raises the first failure, with the number of the failed rank, and not the errors of ranks stopped by it."""
     if not len(programs) == len(feeds) == mesh.ranks:
         raise InvariantError(f"{len(programs)} programs and {len(feeds)} feeds for the {mesh.ranks} ranks of {mesh}")
-    group = ThreadGroup(mesh, deadline)
+    group = ThreadGroup(mesh, deadline, mail)
     results: list[dict[str, Array]] = [{} for _ in programs]
 
     def step(rank: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -46,6 +46,8 @@ class GroupCall:
     members: tuple[int, ...]
     rank: int
     device: torch.device
+    sent: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
+    """Sends on their way, with the memory that they read."""
 
     @property
     def index(self) -> int:
@@ -211,9 +213,11 @@ def _all_to_all(call: GroupCall) -> Finish:
 
 
 def _send(call: GroupCall) -> Finish:
-    elements = flat(call.inputs)
-    work = dist.isend(_as_bytes(elements), call.attributes["peer"], call.group, call.attributes["tag"])
-    return lambda: _waited(work, lambda: [])
+    """The rank goes on before the receiver comes: with pipeline stages both may be about to send."""
+    elements = _as_bytes(flat(call.inputs))
+    call.sent[:] = [item for item in call.sent if not item[0].is_completed()]
+    call.sent.append((dist.isend(elements, call.attributes["peer"], call.group, call.attributes["tag"]), elements))
+    return lambda: []
 
 
 def _recv(call: GroupCall) -> Finish:

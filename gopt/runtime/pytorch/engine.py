@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Node
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.runtime.engines.launcher_folder import STORE, launcher_folder
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
@@ -31,6 +31,9 @@ _AFTER = 3.0
 """Seconds that a launcher has to name the rank that died, before the others report a broken connection."""
 _SLACK = 60.0
 """Seconds beyond the deadline after which PyTorch itself gives a call up: the watchdog comes first."""
+
+_DOWN = f"{PIPELINE} down"
+"""The group of values for earlier stages, beside the group of values for later ones."""
 
 
 class TorchEngine:
@@ -47,6 +50,7 @@ class TorchEngine:
         start_processes(device, deadline)
         self.rank: int = dist.get_rank()
         self.watchdog = Watchdog(deadline, explain, lambda: os._exit(RunError("").exit_code))
+        self._sent: list[tuple[Any, torch.Tensor]] = []
         if any(ranks != dist.get_world_size() for ranks in self.gather(mesh.ranks)):
             raise OptionError(
                 f"the launcher started {dist.get_world_size()} ranks, the folder holds {mesh.ranks}",
@@ -61,8 +65,13 @@ class TorchEngine:
             if len(self._mesh.split(group)) == 1:
                 self._groups[group] = self.device_mesh.get_group(group)
             else:
-                parts = dict.fromkeys(tuple(self._mesh.members(group, rank)) for rank in range(self._mesh.ranks))
-                self._groups[group] = dist.new_subgroups_by_enumeration([[*part] for part in parts])[0]
+                self._groups[group] = self._subgroup(group)
+            if group == PIPELINE:  # a backend may run the calls of a group one behind the other
+                self._groups[_DOWN] = self._subgroup(group)
+
+    def _subgroup(self, group: str) -> Any:
+        parts = dict.fromkeys(tuple(self._mesh.members(group, rank)) for rank in range(self._mesh.ranks))
+        return dist.new_subgroups_by_enumeration([[*part] for part in parts])[0]
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
         return NOT_SHARED
@@ -70,6 +79,8 @@ class TorchEngine:
     def gather(self, item: Any) -> list[Any]:
         """The items of all ranks; bytes of other ranks are decoded, and never run."""
         with self.watchdog.on("the ranks' agreement"), named("the ranks' agreement"):
+            while self._sent:
+                self._sent.pop()[0].wait()
             data = torch.frombuffer(bytearray(encode(item)), dtype=torch.uint8)
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
             dist.all_gather(sizes, torch.tensor([len(data)]))
@@ -95,9 +106,12 @@ class TorchEngine:
         what = f"call {index} ({node.op_type} over {group})"
         with named(what):
             attributes = COLLECTIVES[node.op_type].resolve(node.attributes)
+            peer = attributes.get("peer", self.rank)
+            down = group == PIPELINE and peer != self.rank and (node.op_type == "Send") is (peer < self.rank)
             call = GroupCall(
-                attributes, inputs, self._groups[group], self._mesh.members(group, self.rank), self.rank, self._device
-            )
+                attributes, inputs, self._groups[_DOWN if down else group], self._mesh.members(group, self.rank),
+                self.rank, self._device, self._sent,
+            )  # fmt: skip
             return StartedCall(self.watchdog, what, START[node.op_type](call))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -28,10 +29,12 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
             if node.domain != COMM:
                 continue
             texts = calls.setdefault(str(node.attributes["group"]), [])
-            if COLLECTIVES[node.op_type].pairwise:
+            if COLLECTIVES[node.op_type].pairwise:  # an action sends, and perhaps a later one receives
                 ends = engine.rank, int(node.attributes["peer"])
                 texts = transfers.setdefault(ends if node.op_type == "Send" else ends[::-1], [])
-            texts.append(f"{phase}: {_call_text(node, graph)}")
+                insort(texts, _call_text(node, graph))
+            else:
+                texts.append(f"{phase}: {_call_text(node, graph)}")
     digests_of = [{key: _digest(texts) for key, texts in table.items()} for table in (calls, transfers)]
     everything = engine.gather((str(mesh), *digests_of))
     meshes = [text for text, *_ in everything]

@@ -11,10 +11,11 @@ import numpy as np
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest_entries import LocalState
-from gopt.errors import RunError
+from gopt.errors import InputError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
+from gopt.records.mesh import PIPELINE
 from gopt.runtime.device import Device
 from gopt.runtime.engines.base import CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
@@ -27,6 +28,7 @@ from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
+from gopt.schedules.schedule_file import read_schedule
 
 
 class LoadedRank:
@@ -39,10 +41,12 @@ class LoadedRank:
         check_own(folder, self.manifest, engine.rank)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.micro_steps = max(times for _, times in self.phases)
-        self.actions = [(phase, turn) for phase, times in self.phases for turn in range(times)]
+        self.actions = self._actions()
         """The runs of a step in order: a phase, and the number of its micro-step."""
         self._saved: dict[int, dict[str, Any]] = {}
         """Micro-step -> the values that its forward left for its backward."""
+        self._reads_left: dict[tuple[int, str], int] = {}
+        """Micro-step and saved value -> the number of phases that are still to read the value."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
@@ -58,6 +62,23 @@ class LoadedRank:
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
+
+    def _actions(self) -> list[tuple[str, int]]:
+        """The runs of a step; raises InputError for a schedule of another pipeline."""
+        pipeline = self.manifest.pipeline
+        if pipeline is None or pipeline.schedule is None:
+            return [(phase, turn) for phase, times in self.phases for turn in range(times)]
+        path = self.folder / Path(pipeline.schedule).name
+        schedule, members = read_schedule(path), self.mesh.size(PIPELINE)
+        sizes, due = (len(schedule.members), schedule.stages, schedule.micro_batches), (members, pipeline.stages)
+        runs = schedule.runs(self.mesh.coordinates(self.engine.rank)[PIPELINE]) if sizes[0] == members else []
+        if sizes != (*due, self.micro_steps) or not dict(runs).keys() <= dict(self.phases).keys():
+            raise InputError(
+                f"{path} is for {sizes[0]} members, {sizes[1]} stages and {sizes[2]} micro-batches, the ranks have "
+                f"{members}, {pipeline.stages} and {self.micro_steps}",
+                "shard the step again with this schedule",
+            )
+        return [*runs, *((phase, 0) for phase, times in self.phases if phase not in dict(runs))]
 
     def _load(self, phase: str) -> Graph:
         path = self.folder / Path(self.record.files[phase]).name
@@ -122,11 +143,14 @@ class LoadedRank:
         taken = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
         results = self.programs[phase].advance(self.held, dict[str, Any](feeds) | taken if taken else feeds, calls)
         for name in taken:
-            del saved[name]
+            self._reads_left[turn, name] -= 1
+            if not self._reads_left[turn, name]:
+                del saved[name], self._reads_left[turn, name]
         for value in self.record.saved:
             if value.name in results:
                 array = results.pop(value.name)
                 self._saved.setdefault(turn, {})[value.name] = array.copy() if isinstance(array, np.ndarray) else array
+                self._reads_left[turn, value.name] = sum(value.name in graph.inputs for graph in self.graphs.values())
         return results
 
     def to_host(self, value: Any) -> Array:

@@ -21,6 +21,7 @@ from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.proof.relation import RankRelation
+from gopt.verification.proof.sweep import PAIRWISE
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
@@ -137,6 +138,11 @@ class CertificateWriter:
     def _ranks(self) -> None:
         """The values of all ranks, and the states that micro-steps leave behind."""
         prover, lead = self.prover, dict[str, SweptValues]()
+        graphs = (graph for rank in prover.relation.ranks for graph in rank.graphs.values())
+        if any(node.domain == COMM and node.op_type in PAIRWISE for graph in graphs for node in graph.nodes):
+            raise UnsupportedError(
+                "values sent between pipeline stages have no certificate", "gopt prove proves them without one"
+            )
         for rank, values in zip(prover.relation.ranks, prover.ranks):
             moving = dict[str, int]()
             for (phase, times), results in zip(prover.relation.schedule.items(), values.files):

@@ -7,6 +7,7 @@ mesh axes along which members have different values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, reduce
@@ -17,11 +18,13 @@ from typing import NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
-from gopt.operators.operator import Slope
+from gopt.operators.operator import Operator, Slope
 from gopt.operators.table import names
 from gopt.verification.proof.selections import Runs, merged
 
 Shape: TypeAlias = tuple[int | str | None, ...] | None
+Law: TypeAlias = tuple[str, tuple[int, ...]]
+"""A sum with signs, or a product with exponents."""
 Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
 Part: TypeAlias = tuple[Hashable, int, Runs]
@@ -195,16 +198,21 @@ class Elements:
 
     # --- numbering ---
 
-    def _number(self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape) -> int:
-        number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))  # numbers expressions of its own
+    def _number(
+        self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape, of: Sequence[int] = ()
+    ) -> int:
+        """The number of an expression; ``of``: fewer expressions with the facts of all operands."""
+        never_zero = op == INVERSE and self._never_zero(operands[0])  # numbers expressions of its own
         kind = _LongExpression if len(operands) > _FEW else Expression
         expression = tuple.__new__(kind, (op, attributes, operands, shape))
         number = self._numbers.setdefault(expression, len(self.all))
         if number == len(self.all):
+            of = of or operands
+            number_of = never_zero or op in _FINITE
             self.all.append(expression)
-            self.varies.append(NOWHERE.union(*map(self.varies.__getitem__, operands)))
+            self.varies.append(self.varies[of[0]] if len(of) == 1 else NOWHERE.union(*map(self.varies.__getitem__, of)))
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
-            self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, operands))))
+            self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, of))))
             count = elements(shape)
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
@@ -212,7 +220,7 @@ class Elements:
             self._ranged.append((count != 1 or inner == FLAT) and not plain)
             self._direct.append(op not in (VIEW, FLAT, TAKE))
             traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
-            inside = operands if op in (LINEAR, VIEW, TAKE, FLAT) else ()
+            inside = of if op in (LINEAR, VIEW, TAKE, FLAT) else ()
             self._traits.append(reduce(or_, map(self._traits.__getitem__, inside), traits))
         return number
 
@@ -231,6 +239,19 @@ class Elements:
     def apply(self, op: str, attributes: Hashable, operands: Sequence[int], shape: Shape) -> int:
         """An operator without laws."""
         return self._number(op, attributes, tuple(operands), shape)
+
+    def law_of(self, record: Operator, operands: tuple[int, ...], result: int) -> Law | None:
+        """The law that gave a result directly."""
+        signs = tuple([record.sign(index) for index, _ in enumerate(operands)])
+        laws: tuple[Law, ...] = (("sum", signs), ("product", record.exponents))
+        return next((law for law in laws if self._results.get((law[0], operands, law[1])) == result), None)
+
+    def note(self, encoded: bytes | None, law: Law | None, operands: tuple[int, ...], result: int) -> None:
+        """Note the result of a node, and of the law that gives it."""
+        if encoded is not None:
+            self.read[encoded, operands] = [result]
+        if law is not None:
+            self._results[law[0], operands, law[1]] = result
 
     # --- sums ---
 
@@ -265,6 +286,9 @@ class Elements:
 
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
+        extended = self._extended(terms, shape) if len(terms) > 1 else None
+        if extended is not None:
+            return extended
         total: dict[int, Coefficient] = {}
         joined = 0
         for term, factor in terms.items():
@@ -296,6 +320,20 @@ class Elements:
         number = self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
         self._traits[number] |= _VANISHED if vanished else 0
         return number
+
+    def _extended(self, terms: Mapping[int, Coefficient], shape: Shape) -> int | None:
+        """A long sum and new terms behind it, as a residual stream has; None for other sums."""
+        longest = max(terms, key=lambda term: len(self.all[term].operands))
+        op, factors, operands, _ = self.all[longest]
+        if op != LINEAR or len(operands) <= _FEW or terms[longest] != 1 or self.joinable(terms):
+            return None
+        pairs = [(term, factor) for term, factor in terms.items() if term != longest]
+        rest = sorted((atom, factor * change) for term, factor in pairs for atom, change in self.terms(term))
+        atoms, changes = [atom for atom, _ in rest], [change for _, change in rest]
+        if not all(changes) or any(atom >= behind for atom, behind in pairwise([operands[-1], *atoms])):
+            return None
+        coefficients = (*cast(tuple[Coefficient, ...], factors), *changes)
+        return self._number(LINEAR, coefficients, (*operands, *atoms), shape, (longest, *atoms))
 
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is a number wherever all terms are; only boxes.py knows such values."""
@@ -518,6 +556,12 @@ class Elements:
         expression = self.all[number]
         return cast(tuple[tuple[int, int], ...], expression[1]) if expression[0] == FLAT else ()
 
+    def side_by_side(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Return whether the values of all rows have as many elements, and no two neighbours would be joined."""
+        counts = {tuple(map(self._counts.__getitem__, row)) for row in rows}
+        apart = all(number != behind for row in rows for number, behind in pairwise(row))
+        return apart and len(counts) == 1 and all(self._ranged[number] for row in rows for number in row)
+
     def pad(self, number: int) -> None:
         """Note rows and constant rows behind one another."""
         self.padded.add(number)
@@ -651,9 +695,15 @@ class Elements:
                 cuts.add(position)
         bounds = sorted(cuts)
         columns = [None if row is None else self._segments(row, bounds) for row in rows]
+        narrow = [self._narrow(operand) if row is None else operand for row, operand in zip(rows, operands)]
         result: list[Piece] = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
+            alike = self._alike_parts(parts)
+            if alike is not None:
+                values = [operand if part is None else part[0] for part, operand in zip(parts, narrow)]
+                result.append((self.elementwise(make, values), *alike))
+                continue
             ranged = [part for part in parts if part is not None and self.uniform(part[0]) is None]
             counts = {self.elements(root) or 0 for root, _, _ in ranged}
             aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
@@ -666,15 +716,26 @@ class Elements:
             elif ranged:  # the longest ranges that stand side by side
                 start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
             values = []
-            for part, operand in zip(parts, operands):
+            for part, operand in zip(parts, narrow):
                 if part is None or (ranged and self.uniform(part[0]) is not None):
-                    values.append(self._narrow(operand if part is None else part[0]))
+                    values.append(operand if part is None else self._narrow(part[0]))
                 elif aligned:
                     values.append(self.view(part[0], shape))
                 else:
                     values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
             result.append((self.elementwise(make, values) if aligned else make(values), start, start + high - low))
         return self.flat(result)
+
+    def _alike_parts(self, parts: Sequence[Piece | None]) -> tuple[int, int] | None:
+        """The range of all parts, of values of one shape with several elements; None for other parts."""
+        spans, shapes = set(), set()
+        for part in parts:
+            if part is not None:
+                if not self._ranged[part[0]]:
+                    return None
+                spans.add(part[1:])
+                shapes.add(self.all[part[0]].shape)
+        return spans.pop() if len(spans) == len(shapes) == 1 and elements(shapes.pop()) != 1 else None
 
     @staticmethod
     def _segments(row: Sequence[Piece], bounds: Sequence[int]) -> list[Piece]:
@@ -720,13 +781,17 @@ class Elements:
         """Sums over elements of an expression, joined by the coefficient of each element."""
         result: dict[int, Coefficient] = {}
         steps: dict[int, dict[int, Coefficient]] = {}
+        count: Counter[int] = Counter()
         signs: dict[int, set[bool]] = {}
         for atom, factor in terms.items():
             if self.all[atom].op == TOTAL:
-                signs.setdefault(self.all[atom].operands[0], set()).add(factor > 0)
+                (root,) = self.all[atom].operands
+                count[root] += 1
+                signs.setdefault(root, set()).add(factor > 0)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            if op != TOTAL or not factor or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+            joins = op == TOTAL and factor and (count[operands[0]] > 1 or not spans)
+            if not joins or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})

@@ -63,8 +63,10 @@ class NodeReader:
 
     def follow(self, widened: MutableMapping[str, str]) -> None:
         """Know the casts that a reader of the same nodes has read."""
-        own = self.widened.maps[0] if isinstance(self.widened, ChainMap) else self.widened
-        self.widened = ChainMap(own, widened)
+        if isinstance(self.widened, ChainMap):
+            self.widened.maps[1] = widened  # also for those that follow this one
+        else:
+            self.widened = ChainMap(self.widened, widened)
 
     def casts(self, done: Collection[str]) -> dict[str, str]:
         """The casts to a wider type, of some values."""
@@ -283,7 +285,7 @@ class NodeReader:
             return self._product(record, operands)
         if record.pieces:
             return sum_laws.reduced(self, node, record, operands, arrays, shape)
-        rule = _RULES.get(node.op_type)
+        rule = RULES.get(node.op_type)
         return None if rule is None else rule(self, node, operands, arrays, shape)
 
     def _plain(
@@ -337,14 +339,14 @@ class NodeReader:
     # --- by the facts of the record ---
 
     def _sum(self, record: Operator, operands: Sequence[int]) -> int:
-        signs = [record.signs[min(index, len(record.signs) - 1)] for index, _ in enumerate(operands)]
+        signs = [record.sign(index) for index, _ in enumerate(operands)]
         return self.expressions.elementwise(lambda values: self.expressions.added(values, signs), operands)
 
     def _product(self, record: Operator, operands: Sequence[int]) -> int:
         return self.expressions.elementwise(lambda values: self.expressions.product(values, record.exponents), operands)
 
 
-_RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], int | None]] = {
+RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], int | None]] = {
     **dict.fromkeys(COPIES, move_laws.cast),
     **dict.fromkeys(RESHAPES, move_laws.reshape),
     **dict.fromkeys(sum_laws.JOINED, sum_laws.extreme),

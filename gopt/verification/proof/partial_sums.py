@@ -267,6 +267,8 @@ class PartialSums(Boxes):
         sizes = self._sizes(number)
         if sizes is None:
             raise ValueError("a sum of unknown size")
+        if len(set(axes)) == len(sizes):
+            return self.total(number, (1,) * len(sizes))
         boxes = [self.box(number) or (number, (None,) * len(sizes)), *self._raw(number).items()]
         results = (self._sum_of_part(number, *box, axes, sizes) for box in dict.fromkeys(boxes))
         nearest = next(results)

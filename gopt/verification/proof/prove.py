@@ -107,6 +107,7 @@ class Prover:
                     ended[key] = values.after(result)
                     self._carry(rank, graph, ended[key], result, times, expected)
                 all_values[index] = ended[key]
+        sweep.check_received()
         return all_values
 
     def _start(self, rank: RankRelation, expected: Expected) -> Values:

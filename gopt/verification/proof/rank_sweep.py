@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import CASTS
-from gopt.verification.proof.expressions import elements
+from gopt.verification.proof.expressions import FLAT, ONE, Elements, Shape, elements
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plain_groups
+from gopt.verification.proof.selections import Runs
 
 RANGE = -1
 """In front of a node's operands: the results on whole operands, of a node that ranks apply to ranges."""
@@ -49,14 +52,32 @@ def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
 class NodeOrder:
     """The positions of calls in a list of nodes, and of the producer and the other readers of each value."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
-        self.made = {name: position for position, node in enumerate(nodes) for name in node.outputs}
-        self.readers: dict[str, list[int]] = {}
-        for position, node in enumerate(nodes):
-            for name in node.reads if node.domain != COMM else ():
-                self.readers.setdefault(name, []).append(position)
+    def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
+        self.graph, self.wholes = graph, wholes
         self._names: dict[int, list[str]] = {}
+
+    @cached_property
+    def calls(self) -> list[int]:
+        return [position for position, node in enumerate(self.graph.nodes) if node.domain == COMM]
+
+    @cached_property
+    def made(self) -> dict[str, int]:
+        return {name: position for position, node in enumerate(self.graph.nodes) for name in node.outputs}
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        readers: dict[str, list[int]] = {}
+        for position, node in enumerate(self.graph.nodes):
+            for name in node.reads if node.domain != COMM else ():
+                readers.setdefault(name, []).append(position)
+        return readers
+
+    @cached_property
+    def groups(self) -> dict[int, Group]:
+        """The position of a plain node -> the group."""
+        runs = (run[1:] for _, run in plain_groups(self.graph))
+        groups = [Group.of(self.graph.nodes, row, self.readers, self.wholes) for run in runs for row in run]
+        return {position: group for group in groups for position in group.positions}
 
     def names(self, front: int) -> list[str]:
         """The values that the nodes in front make."""
@@ -70,11 +91,26 @@ class NodeOrder:
 
 
 class _Followed(ChainMap[str, int]):
-    """The values of a rank in front of its leader's."""
+    """The values of a rank in front of its leader's; ``ranges``: values without a reader so far, by name."""
+
+    def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
+        super().__init__(own, leaders)
+        self.expressions, self.ranges = expressions, dict[str, tuple[Runs, tuple[int, ...], Shape]]()
 
     def __getitem__(self, name: str) -> int:
         own, leaders = self.maps
-        return own[name] if name in own else leaders[name]
+        if name in own:
+            return own[name]
+        if name in self.ranges:
+            own[name] = self.expressions.apply(FLAT, *self.ranges.pop(name))
+            return own[name]
+        return leaders[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        own, leaders = self.maps
+        if name in own:
+            return own[name]
+        return self[name] if name in self.ranges else leaders.get(name, default)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +132,8 @@ class RankSweep:
     """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
+    repeats: Repeats | None = None
+    """Of the source: groups of nodes that it has again and again."""
     undefined: set[int] = field(default_factory=set)
     """The results of calls that this rank has no value of."""
 
@@ -108,7 +146,7 @@ class RankSweep:
         if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
             return False
         self.leader, self.order, self.front = leader, order, front
-        self.values = _Followed(dict(self.values), leader.values)
+        self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
         self.reader.follow(leader.reader.widened)
         self._note(self.values.maps[0])
         return True
@@ -120,24 +158,28 @@ class RankSweep:
 
     def alone(self) -> None:
         """Follow no more: the values so far are those of inputs and of earlier nodes."""
-        if self.leader is not None and self.order is not None and isinstance(self.values, ChainMap):
+        if self.leader is not None and self.order is not None and isinstance(self.values, _Followed):
             leader, self.leader = self.leader, None
             if self.at not in leader.fronts:
                 done = [name for name in self.order.names(self.at) if name in leader.values]  # the first is named
                 values = {name: leader.values[name] for name in done}
                 leader.fronts[self.at] = values, leader.reader.casts(values)
             values, casts = leader.fronts[self.at]
-            self.values = _Followed(self.values.maps[0], values)
+            self.values.maps[1] = values
             self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:
         """Store values, and note the readers of those that are unlike the leader's."""
-        assert self.leader is not None and self.order is not None
+        assert self.order is not None
         for name, number in values.items():
-            if self.leader.values.get(name) != number:
-                self.values[name] = number
-                for position in self.order.readers.get(name, ()):
-                    heappush(self.changed, position)
+            self._store(name, number, self.order.readers)
+
+    def _store(self, name: str, number: int, readers: Mapping[str, Iterable[int]]) -> None:
+        assert self.leader is not None
+        if self.leader.values.get(name) != number:
+            self.values[name] = number
+            for position in readers.get(name, ()):
+                heappush(self.changed, position)
 
     def _follow(self) -> Node | None:
         """Read the changed nodes up to the next call, if the leader is there."""
@@ -153,7 +195,10 @@ class RankSweep:
         done = -1
         while self.changed and self.changed[0] < stop:
             position = heappop(self.changed)
-            if position != done:
+            group = self.order.groups.get(position) if position != done else None
+            if group is not None and group.positions[-1] < stop and self._all_in(group):
+                self._read_group(group)
+            elif position != done:
                 self._note(self._read(nodes[position]))
                 done = position
         self.at = stop
@@ -162,14 +207,63 @@ class RankSweep:
             return self.to_call()
         return nodes[stop] if stop < len(nodes) else None
 
+    def _all_in(self, group: Group) -> bool:
+        """Return whether all changed nodes up to the end of a group are of the group, and note these as read."""
+        assert self.order is not None
+        positions, last = list[int](), group.positions[-1]
+        while self.changed and self.changed[0] <= last:
+            positions.append(heappop(self.changed))
+        if all(self.order.groups.get(position) is group for position in positions):
+            return True
+        for position in positions:
+            heappush(self.changed, position)
+        return False
+
+    def _read_group(self, group: Group) -> None:
+        """Read all nodes of a group: on ranges of values as on further ranges of the same values."""
+        expressions, operands, ranges = self.reader.expressions, list[Hashable](), set[tuple[Runs, Shape]]()
+        for name in group.reads:
+            number = self.values[name]
+            spans = expressions.ranges(number)
+            operands.append(expressions.all[number].operands if spans else number)
+            if spans or expressions.ranged(number):
+                ranges.add((spans, expressions.shape(number)))
+        spans, shape = ranges.pop() if len(ranges) == 1 else ((), None)
+        key = shape, *operands
+        wholes = group.wholes.get(key) if spans and not self.undefined else None
+        if wholes is not None and isinstance(self.values, _Followed):
+            self.values.ranges |= {name: (spans, row, shape) for name, row in zip(group.names, wholes)}
+            for name in group.readers:
+                self._store(name, self.values[name], group.readers)
+            return
+        numbers = []
+        for node in group.nodes:
+            for name, number in self._read(node).items():
+                self._store(name, number, group.readers)
+                numbers.append(number)
+        rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
+        behind = [row for row in operands if isinstance(row, tuple)]
+        if spans and len(rows) == len(numbers) and expressions.side_by_side([*behind, *rows]):
+            group.wholes[key] = rows
+
     def to_call(self) -> Node | None:
         """Read nodes up to the next call; return the call, or None at the end of the graph."""
         if self.leader is not None:
             return self._follow()
         nodes, values = self.graph.nodes, self.values
+        if not self.reader.expressions.sealed and self.repeats is None:
+            self.repeats = Repeats(self.reader)
+        runs = {} if self.repeats is None else self.repeats.runs
         while self.at < len(nodes):
             if nodes[self.at].domain == COMM:
                 return nodes[self.at]
+            if self.repeats is not None and self.at in runs:
+                end = self.at + sum(map(len, runs[self.at]))
+                values.update((node.outputs[0], ONE) for node in nodes[self.at : end])  # in the order of the file
+                for row in runs[self.at]:
+                    self.repeats.read([nodes[position] for position in row], values, self._read)
+                self.at = end
+                continue
             values.update(self._read(nodes[self.at]))
             self.at += 1
         return None

@@ -165,6 +165,7 @@ def groups(before: Sequence[int], after: Sequence[int], *, ones: bool = False) -
         yield slice(begin, at), slice(second, to)
 
 
+@lru_cache(1 << 12)
 def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -> Selection | None:
     """The selection of the same elements in another shape."""
     if 0 in before or prod(before) != prod(after):

@@ -18,7 +18,12 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import NodeOrder, RankSweep, SweptValues, UnpairedCall, Values
+from gopt.verification.proof.repeats import WholesOfRanges
 
+_FIRSTS = 16
+"""Ranks with the same nodes, of which others follow the nearest."""
+_FEW_ALIKE = 4
+"""Inputs of a rank for each that another rank has alike, from where on the rank is one of the first."""
 PAIRWISE = frozenset(name for name, record in COLLECTIVES.items() if record.pairwise)
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
@@ -43,6 +48,7 @@ class Sweep:
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
         self._calls: dict[tuple[bytes | int, tuple[tuple[int, ...], ...]], Results] = {}
         """A call and the operands of each member -> the results of each: other groups make the call again."""
+        self._wholes: WholesOfRanges = {}
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
         """Axes -> the members in a rank's group, by rank."""
         self._mail: defaultdict[tuple[int, int, str, int], deque[tuple[CallSignature, Node, list[int]]]]
@@ -79,7 +85,6 @@ class Sweep:
                     part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
                     part.at += 1
                     self._go_on(part, waiting)
-        self._check_received()
         return [sweep.values for sweep in self.sweeps]
 
     def _go_on(self, sweep: RankSweep, waiting: dict[int, Node]) -> None:
@@ -114,11 +119,24 @@ class Sweep:
         return [part for part in (sweep, *result) if part.rank in results]
 
     def _follow(self, sweeps: Sequence[RankSweep]) -> None:
-        """Let sweeps follow earlier ones with the same nodes in front."""
+        """Let sweeps follow the nearest of the first with the same nodes, and these earlier ones with the same in
+        front."""
         leaders: list[tuple[RankSweep, NodeOrder]] = []
+        alike: dict[int, tuple[NodeOrder, list[tuple[RankSweep, Values]]]] = {}
         for sweep in sweeps:
-            if not any(sweep.follow(*leader) for leader in leaders):
-                leaders.append((sweep, NodeOrder(sweep.graph.nodes)))
+            if id(sweep.graph.nodes) not in alike:
+                alike[id(sweep.graph.nodes)] = NodeOrder(sweep.graph, self._wholes), []
+            order, firsts = alike[id(sweep.graph.nodes)]
+            inputs = dict(sweep.values)
+            near, nearest = max(
+                ((len(inputs.items() & values.items()), place) for place, (_, values) in enumerate(firsts)),
+                default=(0, 0),
+            )
+            near_one = [(firsts[nearest][0], order)] if firsts else []
+            if not any(sweep.follow(*leader) for leader in (*near_one, *leaders)):
+                leaders.append((sweep, order))
+            if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
+                firsts.append((sweep, inputs))
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
@@ -159,7 +177,7 @@ class Sweep:
                     results[rank] = values
         return results
 
-    def _check_received(self) -> None:
+    def check_received(self) -> None:
         """Raise UnpairedCall for a value that was sent and that no rank received."""
         for (rank, peer, group, _), mail in self._mail.items():
             for _, node, _ in mail:

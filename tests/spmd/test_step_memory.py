@@ -9,9 +9,9 @@ from helpers import NAMES, Builder, perceptron, sgd, source
 from products import spread
 
 import gopt
-from gopt.artifact.step_memory import balance, held, live, members, reduced_gradient_bytes
 from gopt.records.mesh import Mesh
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.step_memory import balance, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import find_calls
 
 MESH = Mesh((("dp", 2), ("shard", 4)))

@@ -1,0 +1,227 @@
+"""The phases of a micro-batch on stages of a pipeline: an action of each stage of a member, as a schedule names them.
+
+An action takes saved values of earlier actions of the same micro-batch. Values on all stages are computed again by each
+action that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import SPMD, Node, clone
+from gopt.ir.phase import Phase
+from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND, SHOWN
+from gopt.lower.phases import LoweredPhase, phase_of
+from gopt.records.mesh import PIPELINE
+from gopt.records.placements import OnMember
+from gopt.schedules.actions import ActionKind
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import TRANSFER, StagePlan
+from gopt.text.sanitize import show
+
+Part = tuple[ActionKind, int]
+"""The kind of an action, and the number of the stage on its member."""
+
+
+@dataclass(slots=True)
+class _Action:
+    """The nodes of an action; ``needed``: their operands."""
+
+    nodes: list[Node] = field(default_factory=list)
+    needed: set[str] = field(default_factory=set)
+
+    def add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.needed.update(node.reads)
+
+
+def stage_phases(program: SpmdProgram, micro: Mapping[str, str]) -> list[LoweredPhase]:
+    """The phases of a micro-batch, in an order in which all ranks may run them together. ``micro``: output -> value.
+
+    Raises UnsupportedError for a running statistic or a metric that a pipeline cannot move along.
+    """
+    plan = program.stages
+    assert plan is not None
+    divided = _Divided(program, plan, micro)
+    return divided.phases()
+
+
+class _Divided:
+    """The nodes of a micro-batch, divided among the actions of a member."""
+
+    def __init__(self, program: SpmdProgram, plan: StagePlan, micro: Mapping[str, str]) -> None:
+        self.program, self.plan, self.micro = program, plan, micro
+        split = plan.schedule is not None and plan.schedule.splits_backward
+        backward = ActionKind.INPUT if split else ActionKind.BACKWARD
+        chunks = range(plan.chunks)
+        self.order: list[Part] = [(ActionKind.FORWARD, chunk) for chunk in chunks]
+        self.order += [(backward, chunk) for chunk in reversed(chunks)]
+        self.order += [(ActionKind.WEIGHT, chunk) for chunk in reversed(chunks) if split]
+        self.backward = backward
+        self.actions = {part: _Action() for part in self.order}
+        self.members: dict[str, tuple[int, ...]] = {}
+        """Value of some members -> these members."""
+        self.part_of: dict[str, Part] = {}
+        """Value of some members -> the action that makes it."""
+        self.common: list[Node] = []
+        """Nodes that all members run."""
+        self._divide()
+
+    def _divide(self) -> None:
+        needed, behind = set(self.micro.values()), set[str]()
+        nodes: list[Node] = []
+        for node in reversed(self.program.graph.nodes):
+            if any(value in needed for value in node.outputs):
+                needed.update(node.reads)
+                nodes.append(node)
+        moving = self._moving(nodes)
+        weights = self._weights(nodes)
+        for node in reversed(nodes):
+            late = node.phase is Phase.BACKWARD or not behind.isdisjoint(node.reads)
+            late = late and id(node) not in moving
+            transfers = node.op_type == TRANSFER and node.domain == SPMD
+            if late:
+                behind.update(node.outputs)
+            kind = ActionKind.FORWARD if not late else ActionKind.WEIGHT if id(node) in weights else self.backward
+            place = node.sharding.on(PIPELINE)
+            if transfers and node.attributes["target"] < 0:
+                self._to_all(node)
+            elif transfers:
+                self._transfer(node, kind)
+            elif isinstance(place, OnMember):
+                stage = self.program.value_stages[node.first_output]
+                self._add((kind, self.plan.chunk(stage)), node, (place.member,))
+            else:
+                self.common.append(node)
+
+    def _add(self, part: Part, node: Node, members: tuple[int, ...]) -> None:
+        self.actions[part].add(node)
+        self.members.update(dict.fromkeys(node.outputs, members))
+        self.part_of.update(dict.fromkeys(node.outputs, part))
+
+    def _transfer(self, node: Node, kind: ActionKind) -> None:
+        home, stage = (int(number) for number in node.attributes["stages"])
+        sends, receives = (kind, self.plan.chunk(home)), (kind, self.plan.chunk(stage))
+        if sends == receives:
+            self._add(sends, node, (node.attributes["target"],))
+            return
+        self._add(sends, self._half(node, SEND, f"{node.outputs[0]}.sent"), ())
+        self._add(receives, self._half(node, RECEIVE), (node.attributes["target"],))
+
+    def _to_all(self, node: Node) -> None:
+        """A value for all members: later stages receive ahead, in the forward."""
+        value, result = node.inputs[0], node.outputs[0]
+        home, last = int(node.attributes["stages"][0]), self.plan.chunks - 1
+        later = self._later(node)
+        shown = self.backward, last
+        if not later:
+            self._add(shown, self._half(node, SHOWN), ())
+            return
+        if self.part_of[value][0] is not ActionKind.FORWARD:
+            raise UnsupportedError(
+                f"{show(result)} is made by the backward of pipeline stage {home}, and later stages show it too",
+                "leave the output out of the model, or leave out --accumulate",
+            )
+        ahead = f"{result}.ahead"
+        sends, receives = (ActionKind.FORWARD, self.plan.chunk(home)), (ActionKind.FORWARD, last)
+        self._add(sends, self._half(node, AHEAD_SEND, f"{result}.sent"), ())
+        self._add(receives, self._half(node, AHEAD_RECEIVE, ahead), later)
+        half = self._half(node, SHOWN)
+        half.inputs = [value, ahead]
+        self._add(shown, half, ())
+
+    def _later(self, node: Node) -> tuple[int, ...]:
+        """The members with a later stage than the sender's, without the sender."""
+        home, source = int(node.attributes["stages"][0]), node.attributes["source"]
+        return tuple(sorted({*self.plan.placement[home + 1 :]} - {source}))
+
+    def _half(self, node: Node, half: str, output: str = "") -> Node:
+        copy = clone(node)
+        copy.outputs = [output or node.outputs[0]]
+        copy._attributes = {**node.attributes, "half": half, "later": self._later(node)}
+        types = self.program.graph.types
+        types[copy.outputs[0]] = types[node.outputs[0]]
+        if half in (RECEIVE, AHEAD_RECEIVE):
+            copy.inputs = []
+        return copy
+
+    def _moving(self, nodes: Iterable[Node]) -> set[int]:
+        """The ids of the nodes behind running statistics: nodes of the forward, where micro-batches run in order.
+        ``nodes``: from the last to the first. Raises UnsupportedError for a statistic of the backward."""
+        states = {state.output for state in self.program.states}
+        needed = {value for output, value in self.micro.items() if output in states}
+        moving = set()
+        for node in nodes:
+            if not needed.isdisjoint(node.outputs):
+                if node.op_type == TRANSFER and node.phase is Phase.BACKWARD:
+                    raise UnsupportedError(
+                        f"a running statistic is made of {show(node.inputs[0])}, which the backward sends to another "
+                        "stage",
+                        "leave out --accumulate, or the axis pp",
+                    )
+                needed.update(node.reads)
+                moving.add(id(node))
+        return moving
+
+    def _weights(self, nodes: Iterable[Node]) -> set[int]:
+        """The ids of the nodes that no transfer of a gradient waits for; none if backwards are not split."""
+        if self.backward is ActionKind.BACKWARD:
+            return set()
+        needed: set[str] = set()
+        weights = set()
+        for node in nodes:
+            sends = node.op_type == TRANSFER and node.phase is Phase.BACKWARD
+            if sends or not needed.isdisjoint(node.outputs):
+                needed.update(node.reads)
+            else:
+                weights.add(id(node))
+        return weights
+
+    def phases(self) -> list[LoweredPhase]:
+        """The phases in order, each with the common nodes that it reads."""
+        results = {part: dict[str, str]() for part in self.order}
+        shown = self.backward, self.plan.chunks - 1
+        for output, value in self.micro.items():
+            results[self.part_of.get(value, shown)][output] = value
+        readers: dict[str, list[Part]] = {}
+        for part, action in self.actions.items():
+            action.needed.update(results[part].values())
+            for node in reversed(self.common):
+                if not action.needed.isdisjoint(node.outputs):
+                    action.needed.update(node.reads)
+            for name in action.needed:
+                if self.part_of.get(name, part) != part:
+                    readers.setdefault(name, []).append(part)
+        position = {node.first_output: number for number, node in enumerate(self.program.graph.nodes)}
+        position |= {node.first_output: number for number, node in self._numbered_halves(position)}
+        times, lowered = self.program.micro_steps, []
+        for part, action in self.actions.items():
+            common = [node for node in self.common if not action.needed.isdisjoint(node.outputs)]
+            nodes = sorted([*action.nodes, *common], key=lambda node: position[node.first_output])
+            saved = {name: self.members[name] for name, parts in readers.items() if part in parts}
+            saved |= {name: self.members[name] for name in readers if self.part_of[name] == part}
+            name = self.plan.phase(*part)
+            lowered.append(phase_of(self.program, name, times, results[part], nodes, action.needed, saved))
+        self._check_statistics(lowered)
+        return lowered
+
+    def _numbered_halves(self, position: Mapping[str, int]) -> Iterable[tuple[int, Node]]:
+        """The halves of transfers, at the places of the transfers."""
+        for action in self.actions.values():
+            for node in action.nodes:
+                if "half" in node.attributes:
+                    name = node.outputs[0].removesuffix(".sent").removesuffix(".ahead")
+                    yield position[name], node
+
+    def _check_statistics(self, lowered: Sequence[LoweredPhase]) -> None:
+        """Raise UnsupportedError for a moved statistic that a backward reads."""
+        for phase in lowered:
+            moved = next((name for name in self.program.loop_carried if name in phase.graph.inputs), None)
+            if moved is not None and not phase.name.startswith(ActionKind.FORWARD.value):
+                raise UnsupportedError(
+                    f"the backward reads the running statistic {show(moved)}, which later micro-batches move before it "
+                    "runs",
+                    "leave out --accumulate, or the axis pp",
+                )

@@ -1,0 +1,213 @@
+"""Elementwise nodes in groups: the update of a parameter, which the laws read once for all parameters of a shape.
+
+The laws say the same of all states and gradients of a kind and a shape: the expressions of the first group are numbered
+again for further values. Where the numbers have another order, a sum could have another form: the laws read the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import draws, record_of
+from gopt.ir.types import FLOATS
+from gopt.verification.proof.attributes import frozen
+from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Law
+from gopt.verification.proof.operators import RULES, NodeReader
+
+_SHORTEST = 4
+"""Nodes of a group."""
+_TERMS = 8
+"""Operands of a sum or a product of states and gradients."""
+_FORMS = frozenset({LINEAR, PRODUCT, VIEW, INVERSE})
+_ORDERED = frozenset({LINEAR, PRODUCT})
+ByLaw: TypeAlias = Callable[[Node], Mapping[str, int]]
+"""Reads a node by the laws: the results by name."""
+WholesOfRanges: TypeAlias = dict[tuple[bytes | None, ...], dict[Hashable, list[tuple[int, ...]]]]
+"""Nodes of a group -> operands that are ranges of values -> the values behind the ranges of each result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The expressions of a group: positions count the values of the group, ``constants``, and ``steps``.
+
+    ``steps``: the number in the first group, and the positions of the operands. ``results``: the position of a node's
+    result, and the law."""
+
+    constants: list[int]
+    steps: list[tuple[int, list[int]]]
+    results: list[tuple[int, Law | None]]
+
+
+class Repeats:
+    """The groups of a graph; ``runs``: the position of a first node -> the groups up to the next node of no group."""
+
+    def __init__(self, reader: NodeReader) -> None:
+        self.reader, self.expressions = reader, reader.expressions
+        self.runs = dict(plain_groups(reader.graph))
+        self._programs: dict[Hashable, _Program | None] = {}
+
+    def read(self, group: Sequence[Node], values: MutableMapping[str, int], by_law: ByLaw) -> None:
+        """Store the results of a group."""
+        repeated = len(group) >= _SHORTEST and not self.expressions.counts  # weighted sums have laws of their own
+        key, numbers = self._kind(group, values) if repeated else (None, [])
+        program = self._programs.get(key)
+        results = None if program is None else self._numbered(program, numbers)
+        if program is None or results is None:
+            for node in group:
+                values.update(by_law(node))
+            if key is not None and key not in self._programs:
+                self._programs[key] = self._program(group, numbers, values)
+            return
+        for node, (position, law) in zip(group, program.results):
+            operands = tuple([values[name] for name in node.inputs])
+            values[node.outputs[0]] = results[position]
+            self.expressions.note(node.encoded, law, operands, results[position])
+
+    def _kind(self, group: Sequence[Node], values: Mapping[str, int]) -> tuple[Hashable, list[int]]:
+        """A key of groups with equal expressions of further values, and the values; None for values with laws."""
+        positions: dict[int, int] = {}
+        kinds: list[Hashable] = []
+        inside: dict[str, int] = {}
+        for node in group:
+            read = [
+                inside[name] if name in inside else self._position(values[name], positions, kinds)
+                for name in node.inputs
+            ]
+            if None in read:
+                return None, []
+            inside[node.outputs[0]] = -len(inside) - 1
+            kinds.append((node.op_type, self.reader.type_of(node), frozen(node) if node.attributes else (), *read))
+        numbers = list(positions)
+        return (*kinds, *sorted(positions.values(), key=numbers.__getitem__)), numbers
+
+    def _position(self, number: int, positions: dict[int, int], kinds: list[Hashable]) -> int | None:
+        """The position of a value among the values of a group; None for a value with laws of a kind."""
+        if number in positions:
+            return positions[number]
+        op, attributes, operands, shape = self.expressions.all[number]
+        kind: Hashable = number
+        if self.expressions.ranged(number):
+            if self.expressions.joinable([number]) or (op in _ORDERED and len(operands) > _TERMS):
+                return None
+            if op in (STATE, REDUCED):
+                facts = self.expressions.varies[number], self.expressions.finite[number]
+                kind = op, op == REDUCED and attributes, *facts
+            elif op in _FORMS and op != INVERSE:
+                inner = [self._position(operand, positions, kinds) for operand in operands]
+                if None in inner:
+                    return None
+                kind = op, attributes, *inner
+            else:
+                return None
+        kinds.append((kind, shape))
+        return positions.setdefault(number, len(positions))
+
+    def _program(self, group: Sequence[Node], numbers: Sequence[int], values: Mapping[str, int]) -> _Program | None:
+        """The expressions of a group behind the laws; None for a value with laws of a kind."""
+        expressions, of_group = self.expressions, {node.op_type for node in group}
+        rows, plain = expressions.all, {*_FORMS, *of_group}
+        alike = (number for number in numbers if not expressions.ranged(number))
+        fixed = set(walk(alike, lambda number: rows[number].operands if rows[number].op in _FORMS else ()))
+        results = [values[node.outputs[0]] for node in group]
+        ends = fixed.union(numbers)
+        inside = sorted(
+            set(walk(results, lambda number: () if number in ends else rows[number].operands)).difference(numbers)
+        )
+        constants = [number for number in inside if number in fixed or expressions.uniform(number) is not None]
+        steps = [number for number in inside if number not in constants]
+        if expressions.joinable(inside) or not all(rows[number].op in plain for number in steps):
+            return None
+        positions = {number: position for position, number in enumerate([*numbers, *constants, *steps])}
+        laws = []
+        for node, result in zip(group, results):
+            operands = tuple([values[name] for name in node.inputs])
+            laws.append((positions[result], expressions.law_of(record_of(node), operands, result)))
+        return _Program(
+            constants, [(number, [positions[at] for at in rows[number].operands]) for number in steps], laws
+        )
+
+    def _numbered(self, program: _Program, numbers: Sequence[int]) -> list[int] | None:
+        """The values of a group by position; None where a sum or a product has another order."""
+        values, origins = [*numbers, *program.constants], self.reader.table.origins
+        for like, positions in program.steps:
+            op, attributes, _, shape = self.expressions.all[like]
+            operands = [values[position] for position in positions]
+            if op in _ORDERED and len(operands) > 1 and operands != sorted(operands):
+                return None
+            values.append(self.expressions.apply(op, attributes, operands, shape))
+            if like in origins:
+                origins.setdefault(values[-1], origins[like])
+        return values
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Plain nodes with operands from one another, by position; ``names``: results, ``reads``: operands from outside,
+    ``readers``: the positions of readers outside, if any.
+
+    ``wholes``: for operands that are ranges of values, the values behind the ranges of each result."""
+
+    positions: list[int]
+    nodes: list[Node]
+    names: list[str]
+    reads: list[str]
+    readers: dict[str, list[int]]
+    wholes: dict[Hashable, list[tuple[int, ...]]]
+
+    @classmethod
+    def of(
+        cls, nodes: Sequence[Node], positions: list[int], readers: Mapping[str, list[int]], wholes: WholesOfRanges
+    ) -> Group:
+        group = [nodes[position] for position in positions]
+        names, within = [node.outputs[0] for node in group], set(positions)
+        reads = [name for name in dict.fromkeys(name for node in group for name in node.inputs) if name not in names]
+        behind = {name: [position for position in readers.get(name, ()) if position not in within] for name in names}
+        read_on = {name: rest for name, rest in behind.items() if rest}
+        return cls(
+            positions, group, names, reads, read_on, wholes.setdefault(tuple(node.encoded for node in group), {})
+        )
+
+
+def plain_groups(graph: Graph) -> Iterator[tuple[int, list[list[int]]]]:
+    """The position of a plain node, and groups of the positions of plain nodes from there to the next node of another
+    kind: results of one element in front, then nodes with operands from one another."""
+    begun: int | None = None
+    for position, node in enumerate([*graph.nodes, None]):
+        if node is not None and _is_plain(graph, node):
+            begun = position if begun is None else begun
+        elif begun is not None:
+            yield begun, _groups(graph, range(begun, position))
+            begun = None
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Return whether a node is elementwise, on floats, without a rule or a draw."""
+    if len(node.outputs) != 1 or node.encoded is None or node.captures or "" in node.inputs:
+        return False
+    type, record = graph.type_of(node.outputs[0]), record_of(node)
+    by_sums = record.signs or record.exponents or node.op_type not in RULES  # no rule for floats
+    return bool(type.static and type.dtype in FLOATS and record.elementwise and by_sums and not draws(node))
+
+
+def _groups(graph: Graph, positions: Sequence[int]) -> list[list[int]]:
+    of: dict[str, list[int]] = {}
+    single: list[int] = []
+    for position in positions:
+        node = graph.nodes[position]
+        if graph.types[node.outputs[0]].elements == 1:
+            single.append(position)
+            continue
+        joined: list[int] = []
+        for name in node.inputs:
+            group = of.get(name, joined)
+            if group is not joined:
+                small, joined = sorted((group, joined), key=len)
+                joined += small
+                of.update((graph.nodes[inner].outputs[0], joined) for inner in small)
+        joined.append(position)
+        of[node.outputs[0]] = joined
+    return [single, *map(sorted, {id(group): group for group in of.values()}.values())]
