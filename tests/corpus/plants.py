@@ -418,6 +418,7 @@ def shifted(model: ModelProto) -> None:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
+STAGES = Recipe("gpt_adamw", "pp=2")
 COPIES = Recipe("mlp_adamw", "dp=2")
 SHARDS = Recipe("mlp_adamw", "shard=2", {"stage": 2})
 SHARDED = Recipe("mlp_adamw", "shard=2", {"stage": 3})
@@ -501,6 +502,16 @@ def _epsilon(value: float) -> Edit:
     def edit(model: ModelProto) -> None:
         node = next(node for node in model.graph.node if node.op_type == "LayerNormalization")
         attribute(lambda _: node, epsilon=value)(model)
+
+    return edit
+
+
+def _sends(old: str, new: str) -> Edit:
+    """Send another value of the same type to the next stage."""
+
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in calls(model, "Send") if list(node.input) == [old])
+        node.input[0] = new
 
     return edit
 
@@ -636,9 +647,7 @@ PLANTS: tuple[Plant, ...] = (
           SPLIT_GPT, _residual_before),
     Plant(53, "xla #42481", "G", "a gradient is reduced over the axis that splits it", SPLIT_GRID,
           _twice("mm_2", "tp")),
+    # pipeline stages
+    Plant(6, "TrainVerify br6", "G", "a move between stages has a wrong source", STAGES, _sends("add_2", "add_1"),
+          ranks=(0,)),
 )  # fmt: skip
-
-NOT_PLANTED = {
-    6: ("TrainVerify br6", "G", "a move between stages has a wrong source", "gopt splits no step into pipeline stages"),
-}
-"""Errors of what gopt has not: source, kind, what goes wrong, and the reason."""

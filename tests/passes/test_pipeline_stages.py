@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import specs
-from helpers import Builder, accept, calls, edit_rank, source
+from helpers import Builder, accept, calls, edit_file, edit_rank, source
 from onnx import ModelProto
 from products import part
 from steps_gen.__main__ import setting, tried
@@ -241,6 +241,62 @@ def test_a_planted_error_is_named(rank, edit, text, tmp_path):
     accept(folder)
     proof = gopt.prove(folder)
     assert not proof.proven and text in str(proof.to_json())
+
+
+def lost_micro_batch(model: ModelProto) -> None:
+    """The sum of gradients stays as it was."""
+    name = next(out.name for out in model.graph.output if out.name.endswith("_sum_out"))
+    node = next(node for node in model.graph.node if name in node.output)
+    del node.input[:], node.attribute[:]
+    node.op_type = "Identity"
+    node.input.append(name.removesuffix("_out"))
+
+
+def norm_of_one_stage(model: ModelProto) -> None:
+    """Squares of another stage are received, and left out."""
+    received = {node.output[0] for node in calls(model, "Recv")}
+    node = next(node for node in model.graph.node if node.op_type == "Add" and received & {*node.input})
+    kept = [name for name in node.input if name not in received]
+    del node.input[:]
+    node.input.extend(kept * 2 if len(kept) == 1 else kept)
+    node.op_type = "Max"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options", "file", "edit"),
+    [
+        ("shard=2,pp=2", {"accumulate": 2}, "rank_0000.backward.onnx", lost_micro_batch),
+        ("shard=2,pp=2", {"accumulate": 2}, "rank_0003.update.onnx", norm_of_one_stage),
+        ("pp=2", {"accumulate": 2, "schedule": "zb-h1"}, "rank_0001.update.onnx", norm_of_one_stage),
+    ],
+)
+def test_a_step_with_a_planted_error_is_different(mesh, options, file, edit, tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(source("gpt_adamw_clip_sched_fp16"), mesh, **options).write(folder)
+    edit_file(folder / file, edit)
+    accept(folder)
+    assert gopt.prove(folder).verdict.value == "different"
+
+
+def test_exchanged_micro_batches_are_named(tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(source("mlp_adamw"), "pp=2", accumulate=3, schedule="gpipe").write(folder)
+    file = folder / "schedule.txt"
+    lines = file.read_text().splitlines()
+    first, second = (
+        n for n, line in enumerate(lines) if line.split()[:2] == ["1", "forward"] and line.split()[3] != "2"
+    )
+    lines[first], lines[second] = lines[second], lines[first]
+    file.write_text("\n".join(lines))
+    accept(folder)
+    arrays = {name: np.zeros((24, *type.dims[1:]), type.dtype) for name, type in batch_types("mlp_adamw").items()}
+    with pytest.raises(OptionError, match="micro-batch"):
+        gopt.run(folder, arrays, 1, settings={"lr": 1e-2})
+
+
+def batch_types(name):
+    training = source(name).training
+    return {key: training.graph.types[key] for key in training.batch}
 
 
 def test_a_node_on_a_wrong_stage_is_named_by_the_verifier():

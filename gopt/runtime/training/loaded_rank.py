@@ -29,6 +29,7 @@ from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.schedules.schedule_file import read_schedule
+from gopt.schedules.simulation import simulate
 
 
 class LoadedRank:
@@ -78,6 +79,8 @@ class LoadedRank:
                 f"{members}, {pipeline.stages} and {self.micro_steps}",
                 "shard the step again with this schedule",
             )
+        if self.engine.rank == 0:  # one rank finds faults for all
+            simulate(schedule)
         return [*runs, *((phase, 0) for phase, times in self.phases if phase not in dict(runs))]
 
     def _load(self, phase: str) -> Graph:
