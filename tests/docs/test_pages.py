@@ -19,6 +19,8 @@ NOT_RUN = {
     "README.md": 3,
     "docs/adding-a-pass.md": 1,
     "docs/benchmarks.md": 7,
+    "docs/coming-from-deepspeed.md": 3,
+    "docs/coming-from-fsdp.md": 3,
     "docs/comparison.md": 3,
     "docs/disk.md": 1,
     "docs/export.md": 2,

@@ -32,6 +32,7 @@ from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
 from gopt.runtime.pytorch.tensors import array_dtype, array_over, tensor_over, torch_dtype
 from gopt.runtime.session import Array
 from gopt.runtime.training.checkpoint import Checkpoints
+from gopt.runtime.training.checkpoint_folder import check_checkpoint_folder
 from gopt.runtime.training.draws import DEFAULT_SEED, DrawnInputs
 from gopt.runtime.training.evaluator import fed_states
 from gopt.runtime.training.fitted_arrays import check_kind, sized
@@ -200,7 +201,7 @@ class Rank:
         """Write a checkpoint of gopt, for ``gopt run --resume``, ``merge``, ``reshard`` and ``load``; returns its
         path. ``keep``: how many checkpoints stay in the folder. Raises RunError where it cannot be written."""
         checkpoints = self._checkpoints(folder, keep)
-        checkpoints.check(resume=True)
+        check_checkpoint_folder(checkpoints.root, checkpoints.folder)
         newest = max(checkpoints.steps(), default=self.steps)
         with checkpoints.open(self._engine, newest):
             checkpoints.save(self._engine, self.steps, self._rank.held, self._rank.to_host)
