@@ -169,8 +169,9 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
         row.nbytes.gradients for row in usage_of.values()
     ):  # no call reduces any: an update reads the rank's own
         for variant, members in classes_of(program, list(by_rank)):
-            names = set(variant.training.gradients.values())
             for rank in members:
+                held = {piece.tensor for state in (*common, *by_rank[rank][0].states) for piece in state.pieces}
+                names = {name for of, name in variant.training.gradients.items() if of in held}
                 nbytes = replace(usage_of[rank].nbytes, gradients=_nbytes(variant, by_rank[rank][0], names))
                 usage_of[rank] = replace(usage_of[rank], nbytes=nbytes)
     return [usage_of[rank] for rank in by_rank]

@@ -126,7 +126,8 @@ class Specialiser:
             return self._refold(at, node, node.origin)
         if not at.runs(node.sharding):
             return ()
-        if node.op_type == "Broadcast" and node.domain == COMM and not node.sharding.by_axis:
+        if _has_root(node):
+            at.present.update(node.outputs)
             return self._broadcast(at, node)
         if node.domain == SPMD:
             if not at.alias.keys().isdisjoint(node.inputs):
@@ -246,11 +247,16 @@ class _PlacedRun:
     results: frozenset[str]
 
 
+def _has_root(node: Node) -> bool:
+    """Return whether members other than the root give a node no inputs."""
+    return node.domain == COMM and node.op_type == "Broadcast"
+
+
 def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | _PlacedRun | Node]:
     """Runs of nodes alike on all ranks as blocks, runs of one sharding, and layout operators one by one."""
     placed: list[Node] = []
     for item in _blocks(nodes):
-        plain = isinstance(item, Node) and bool(item.sharding.by_axis) and item.domain != SPMD
+        plain = isinstance(item, Node) and bool(item.sharding.by_axis) and item.domain != SPMD and not _has_root(item)
         if placed and (not plain or placed[0].sharding is not item.sharding):  # type: ignore[union-attr]
             yield _placed(placed)
             placed = []
@@ -273,7 +279,7 @@ def _blocks(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
     run: list[Node] = []
     for node in nodes:
         alike = not node.sharding.by_axis and node.domain != SPMD
-        alike = alike and not (node.domain == COMM and node.op_type == "Broadcast")
+        alike = alike and not _has_root(node)
         if alike:
             run.append(node)
         if run and (not alike or len(run) == LONGEST_BLOCK):

@@ -70,6 +70,20 @@ def test_drawn_steps_on_stages_are_right_or_refused(seed):
     assert verdict.outcome in GOOD, f"{draw(seed).told()} on {mesh}: {verdict}"
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_statistic_of_the_first_rank_stays_on_its_stage(tmp_path):
+    stages = {"pipeline": {"stages": "conv*+bn*|fc*"}}
+    gopt.shard(source("cnn_sgd"), "dp=2,pp=2", statistics="root", passes=stages).write(tmp_path / "ranks")
+    result = gopt.verify(tmp_path / "ranks", steps=2, confirm=False)
+    assert result.equal, result.reason()
+
+
+def test_a_rank_has_the_gradients_of_its_stage():
+    report = gopt.shard(source("gpt_adamw"), "pp=2").report()
+    for rank in report.ranks:
+        assert rank.nbytes.gradients == rank.nbytes.parameters
+
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
 
 
