@@ -125,6 +125,32 @@ def test_a_schedule_of_the_user_is_taken_and_checked(tmp_path):
         gopt.shard(source("mlp_adamw"), 2, accumulate=2, schedule="1f1b")
 
 
+def test_a_folder_of_stages_is_replaced_and_a_foreign_schedule_is_not(tmp_path):
+    folder = tmp_path / "ranks"
+    for schedule in ("interleaved:2", "zb-h1"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=2, schedule=schedule).write(folder, force=True)
+    gopt.shard(source("mlp_adamw"), "pp=2").write(folder, force=True)
+    assert not (folder / "schedule.txt").exists()
+    (folder / "schedule.txt").write_text("mine")
+    with pytest.raises(OptionError, match=r"holds 'schedule\.txt', which gopt did not write"):
+        gopt.shard(source("mlp_adamw"), "pp=2").write(folder, force=True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("fixture", "mesh", "options"),
+    [
+        ("families/llama_adamw_clip", "pp=2,tp=2", {}),
+        ("families/t5_adamw", "pp=2,cp=2", {}),
+        ("families/vit_mom", "pp=2,sp=2", {}),
+        ("cnn_sgd", "dp=2,pp=2", {"statistics": "root"}),
+        ("cnn_sgd", "dp=2,pp=2", {"statistics": "local", "accumulate": 2}),
+    ],
+)
+def test_uneven_parts_and_every_rule_of_statistics_stand_on_stages(fixture, mesh, options, tmp_path):
+    test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path)
+
+
 # --- where parameters go ---
 
 
