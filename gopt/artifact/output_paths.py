@@ -147,11 +147,11 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
                 f"look at it, and remove it by hand: rm -r {target}",
             ) from error
         files = [name for rank in manifest.ranks for name in (*rank.files.values(), rank.startup or "")]
-        others = frozenset({STARTUP_FILE} if manifest.startup == STARTUP_FILE else ())
+        optional = frozenset({STARTUP_FILE} if manifest.startup == STARTUP_FILE else ())
         if manifest.pipeline is not None and manifest.pipeline.schedule == SCHEDULE_FILE:
-            others |= {SCHEDULE_FILE}
+            optional |= {SCHEDULE_FILE}
         _valid.clear()  # one command replaces one folder
-        _valid[digest] = others | frozenset(filter(_RANK.fullmatch, files))
+        _valid[digest] = optional | frozenset(filter(_RANK.fullmatch, files))
     return _valid[digest]
 
 
