@@ -22,6 +22,8 @@ OUTPUTS = {
 }  # fmt: skip
 LEFT_OUT = {"check", "state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
+NAMES_OR_FILES = {"schedule"}
+"""Options with a known name, which a reproducer has, or a file of the user."""
 COMMANDS = ("shard", "split", "prove", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""
 _OWN = {"reproducer", "reproducer_values", "quiet", "verbose"}
@@ -46,7 +48,7 @@ class Recorder:
             if name in _OWN or value is None or not is_typed:
                 continue
             option = param.opts[0] if isinstance(param, click.Option) else ""
-            if name in LEFT_OUT:
+            if name in LEFT_OUT or (name in NAMES_OR_FILES and Path(str(value)).is_file()):
                 self.left_out.append(option)
             elif getattr(param, "is_flag", False):
                 self.arguments += [Argument(option=option)] if value else []

@@ -23,11 +23,12 @@ from gopt.artifact.states_file import STATES_FILE
 from gopt.documents import read_bytes
 from gopt.documents.prescan import check_prescan
 from gopt.errors import GoptError, InputError, OptionError, RunError
+from gopt.spmd.stage_plan import SCHEDULE_FILE
 from gopt.system.files import is_regular_file, reason
 from gopt.system.paths import real_path
 
 _HINT = "choose another path with -o"
-_RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")
+_RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+){0,2}\.onnx")
 _ALWAYS = frozenset({MANIFEST_FILE, REPORT_FILE, SOURCE_FILE, STATES_FILE})
 _valid: dict[bytes, frozenset[str]] = {}
 """Digest of the manifest that passed last -> the rank files that it lists."""
@@ -146,9 +147,11 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
                 f"look at it, and remove it by hand: rm -r {target}",
             ) from error
         files = [name for rank in manifest.ranks for name in (*rank.files.values(), rank.startup or "")]
-        source = frozenset({STARTUP_FILE} if manifest.startup == STARTUP_FILE else ())
+        optional = frozenset({STARTUP_FILE} if manifest.startup == STARTUP_FILE else ())
+        if manifest.pipeline is not None and manifest.pipeline.schedule == SCHEDULE_FILE:
+            optional |= {SCHEDULE_FILE}
         _valid.clear()  # one command replaces one folder
-        _valid[digest] = source | frozenset(filter(_RANK.fullmatch, files))
+        _valid[digest] = optional | frozenset(filter(_RANK.fullmatch, files))
     return _valid[digest]
 
 

@@ -27,7 +27,7 @@ from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS, MASKS, SCALES
 from gopt.records.mesh import PIPELINE
-from gopt.spmd.pass_records import balance
+from gopt.spmd.pass_records import balance, format_bytes
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.spmd.traffic import calls_of
@@ -88,7 +88,13 @@ def build_report(
         source=source,
         mesh=MeshEntry.of(program.mesh),
         pipeline=tuple(run.record for run in program.passes),
-        notes=(*program.source.notes, *program.warnings, *_notes(program), *notes(couplings)),
+        notes=(
+            *program.source.notes,
+            *program.warnings,
+            *_notes(program),
+            *_saved_notes(program, ranks),
+            *notes(couplings),
+        ),
         couplings=tuple(couplings),
         before_after=sizes,
         removed_ops=items.ops,
@@ -141,6 +147,23 @@ def _notes(program: SpmdProgram) -> list[str]:
         if names:
             notes.append(f"metric{'s' * (len(names) > 1)} {listed(names)} {forms[len(names) > 1]} {forms[2]}")
     return notes
+
+
+def _saved_notes(program: SpmdProgram, ranks: Sequence[RankGraph]) -> list[str]:
+    """The memory of several micro-batches at once, which the peak of live values leaves out."""
+    plan = program.stages
+    if plan is None or plan.schedule is None:
+        return []
+    texts = []
+    for member, live in enumerate(plan.peak_live):
+        rank = next((part.rank for part in ranks if program.mesh.coordinates(part.rank)[PIPELINE] == member), None)
+        types = {value.input: value.type for part in ranks if part.rank == rank for value in part.saved}
+        nbytes = sum(type.nbytes for type in types.values() if type.static)
+        texts.append(f"{live} on member {member} ({format_bytes(live * nbytes / plan.chunks)})")
+    return [
+        f"schedule {plan.schedule.name} keeps saved values of at most so many forwards at once: {', '.join(texts)}; "
+        "the peak of live values is of one micro-batch"
+    ]
 
 
 def _groups(program: SpmdProgram) -> set[str]:

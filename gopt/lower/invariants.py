@@ -171,9 +171,9 @@ def _transfers(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
                 ends = (rank.rank, peer) if node.op_type == "Send" else (peer, rank.rank)
                 (sent if node.op_type == "Send" else received)[ends].append(node.attributes["tag"])
     for source, target in {**sent, **received} if len(numbers) == program.mesh.ranks else ():
-        tags, taken = sorted(sent[source, target]), sorted(received[source, target])
-        if tags != taken:
-            raise InvariantError(f"rank {source} sends rank {target} values of tags {tags}, and it receives {taken}")
+        tags, arrivals = sorted(sent[source, target]), sorted(received[source, target])
+        if tags != arrivals:
+            raise InvariantError(f"rank {source} sends rank {target} values of tags {tags}, and it receives {arrivals}")
     return sum(map(len, sent.values()))
 
 

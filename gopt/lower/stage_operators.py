@@ -11,7 +11,7 @@ from gopt.tensor_parallel.builder import PASS
 
 
 def transfer(node: Node, context: LoweringContext) -> Lowered:
-    """Send the value to the target, or to all others; receive it there.
+    """Send the value to the target, or to all receivers; receive it there.
 
     Of a transfer in halves (``stage_phases``) an action sends and a later action receives. A value for all stages is
     received ahead by later stages, and shown in the end.
@@ -19,13 +19,13 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
     group, source, target = str(node.attributes["group"]), node.attributes["source"], node.attributes["target"]
     member, output, mesh = context.coordinates[group], node.outputs[0], context.mesh
     half = node.attributes.get("half", "")
-    others = [at for at in range(mesh.size(group)) if at != source]
-    later = [at for at in others if at in node.attributes.get("later", ())]
-    targets = [target] if target >= 0 else others
+    receivers = [at for at in range(mesh.size(group)) if at != source]
+    later = [at for at in receivers if at in node.attributes.get("later", ())]
+    targets = [target] if target >= 0 else receivers
     if half in (AHEAD_SEND, AHEAD_RECEIVE):
         targets = later
     elif half == SHOWN:
-        targets = [at for at in others if at not in later]
+        targets = [at for at in receivers if at not in later]
     sends, receives = half not in (RECEIVE, AHEAD_RECEIVE), half not in (SEND, AHEAD_SEND)
     shows = target < 0 and half in ("", SHOWN)
 

@@ -15,12 +15,13 @@ from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
-from gopt.passes import find
+from gopt.passes import DEFAULT, PASSES, find
 from gopt.passes.base import build_options, dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.shard.options import Options, useless
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
+from gopt.schedules.builders import is_name, stages_of
 from gopt.system.files import make_folders, reason
 from gopt.system.signals import raise_on_signals
 from gopt.text.notebook import HtmlTable
@@ -114,8 +115,40 @@ def _pipeline(
             whole = _of_use(whole, overrides, note)
         elif name == "tensor-parallel" and "link" not in overrides:
             whole = _on_links(whole, mesh, note)
+        elif name == "pipeline":
+            whole = _of_stages(whole, overrides, mesh, note)
         items.append((name, whole))
-    return build_pipeline(items, remaining)
+    return build_pipeline(_with_axes(items, mesh), remaining)
+
+
+def _with_axes(items: list[tuple[str, dict[str, Any]]], mesh: Mesh) -> list[tuple[str, dict[str, Any]]]:
+    """The passes with those of axes that the mesh has and the old one had not, where the default pipeline has them."""
+    sizes, names = dict(mesh.axes), [name for name, _ in items]
+    for name in DEFAULT:
+        if sizes.get(PASSES[name].axis, 1) > 1 and name not in names:
+            behind = DEFAULT[DEFAULT.index(name) + 1 :]
+            at = next((place for place, other in enumerate(names) if other in behind), len(names))
+            items.insert(at, (name, {}))
+            names.insert(at, name)
+    return items
+
+
+def _of_stages(
+    whole: dict[str, Any], overrides: Mapping[str, Any], mesh: Mesh, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """Options of ``pipeline`` without inherited ones for another number of stages."""
+    members = dict(mesh.axes).get(PIPELINE, 1)
+    patterns, schedule = str(whole.get("stages") or ""), str(whole.get("schedule") or "")
+    stages = stages_of(schedule, members) if is_name(schedule) else members
+    idle = {
+        "stages": bool(patterns) and patterns.count("|") + 1 != stages,
+        "schedule": bool(schedule) and (members == 1 or not is_name(schedule)),
+    }
+    for name, drops in idle.items():
+        if drops and name not in overrides:
+            note(f"{name} {whole[name]!r} has no use on the mesh {mesh}, and is left out")
+            whole.pop(name)
+    return whole
 
 
 def _on_links(whole: dict[str, Any], mesh: Mesh, note: Callable[[str], None]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Shardings:
     def state(self, state: ShardedState) -> Placements:
         """Return the placements a state must have, before and after the step."""
         if state.local:
-            return self.own
+            return self.placed(self.own, state.sharding)
         placed = self.placed(self.equal, state.sharding)
         apart = self.program.parts.get(state.slices[0].tensor) if state.slices else None
         if apart is None:

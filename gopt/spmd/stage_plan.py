@@ -10,6 +10,7 @@ from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.actions import ActionKind, Schedule, phase_name
 from gopt.schedules.schedule_file import FILE, to_text
+from gopt.schedules.simulation import simulate
 
 SCHEDULE_FILE = FILE
 TRANSFER = "Transfer"
@@ -33,6 +34,11 @@ class StagePlan:
     def schedule_text(self) -> str:
         """The text of ``SCHEDULE_FILE``, or '' without a schedule."""
         return "" if self.schedule is None else to_text(self.schedule)
+
+    @property
+    def peak_live(self) -> tuple[int, ...]:
+        """The most forwards of each member whose backwards are still to end; () without a schedule."""
+        return () if self.schedule is None else simulate(self.schedule).peak_live
 
     @property
     def stages(self) -> int:

@@ -96,7 +96,7 @@ def _make_variants(
     random = set(map(id, source.random))
     program.others = [
         SpmdProgram(source, source.graph, program.mesh, [], micro_steps=program.micro_steps, parts=program.parts,
-                    fed=program.fed, split=program.split, first=program)
+                    fed=program.fed, split=program.split, stages=program.stages, first=program)
         for _ in ranks[1:]
     ]  # fmt: skip
     for variant, graph, places_of in zip(program.variants, graphs, ranks):

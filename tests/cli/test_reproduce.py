@@ -155,6 +155,7 @@ def test_a_reproducer_names_no_file_and_runs_no_code(name, here, capsys):
 def test_every_option_with_a_path_is_known():
     """A new option that names a file must say whether a reproducer may hold it."""
     known = command_line.INPUTS | command_line.CONFIGURATIONS | command_line.OUTPUTS | command_line.LEFT_OUT
+    known |= command_line.NAMES_OR_FILES
     words = ("FILE", "DIR", "DATA", "MODEL", "CKPT", "FOLDER", "PATH")
     for name in command_line.COMMANDS:
         command = group.get_command(click.Context(group), name)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import specs
 from helpers import Builder, accept, calls, edit_file, edit_rank, source
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 from products import part
 from steps_gen.__main__ import setting, tried
 from steps_gen.judge import GOOD
@@ -123,6 +123,52 @@ def test_a_schedule_of_the_user_is_taken_and_checked(tmp_path):
         gopt.shard(source("mlp_adamw"), "pp=2", schedule="1f1b")
     with pytest.raises(OptionError, match="has no axis pp"):
         gopt.shard(source("mlp_adamw"), 2, accumulate=2, schedule="1f1b")
+
+
+def test_a_folder_of_stages_is_replaced_and_a_foreign_schedule_is_not(tmp_path):
+    folder = tmp_path / "ranks"
+    for schedule in ("interleaved:2", "zb-h1"):
+        gopt.shard(source("mlp_adamw"), "pp=2", accumulate=2, schedule=schedule).write(folder, force=True)
+    gopt.shard(source("mlp_adamw"), "pp=2").write(folder, force=True)
+    assert not (folder / "schedule.txt").exists()
+    (folder / "schedule.txt").write_text("mine")
+    with pytest.raises(OptionError, match=r"holds 'schedule\.txt', which gopt did not write"):
+        gopt.shard(source("mlp_adamw"), "pp=2").write(folder, force=True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("fixture", "mesh", "options"),
+    [
+        ("families/llama_adamw_clip", "pp=2,tp=2", {}),
+        ("families/t5_adamw", "pp=2,cp=2", {}),
+        ("families/vit_mom", "pp=2,sp=2", {}),
+        ("cnn_sgd", "dp=2,pp=2", {"statistics": "root"}),
+        ("cnn_sgd", "dp=2,pp=2", {"statistics": "local", "accumulate": 2}),
+    ],
+)
+def test_uneven_parts_and_every_rule_of_statistics_stand_on_stages(fixture, mesh, options, tmp_path):
+    test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path)
+
+
+def test_states_go_from_any_stages_to_any_mesh_and_back(tmp_path):
+    """By the names of the source: bytes are equal on every mesh."""
+    before = tmp_path / "before"
+    gopt.shard(source("gpt_adamw"), "pp=2", accumulate=2, schedule="interleaved:2").write(before)
+    wanted = values(before, tmp_path / "before.onnx")
+    for mesh in ("shard=2", "pp=3", "pp=2,shard=2", "tp=2", "dp=2"):
+        after, back = tmp_path / mesh, tmp_path / f"{mesh} back"
+        gopt.reshard(before, mesh).write(after)
+        gopt.reshard(after, "pp=2").write(back)
+        for folder in (after, back):
+            found = values(folder, tmp_path / f"{folder.name}.onnx")
+            assert found.keys() == wanted.keys()
+            assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def values(folder, model):
+    gopt.merge(folder, model)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(model).graph.initializer}
 
 
 # --- where parameters go ---

@@ -74,7 +74,11 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
         emitted.append(parts)
     parameters = [bucket.parameters for bucket in emitted if bucket.parameters is not None]
     facts = gather.before_use(parameters) | scalars.complete(
-        [scalar for bucket in emitted for scalar in bucket.scalars]
+        [
+            replace(scalar, stage=layout.stages.get(bucket.subgraphs[0].parameter.tensor))
+            for bucket, parts in zip(plan.buckets, emitted)
+            for scalar in parts.scalars
+        ]
     )
     _read_reduced(rewriter, reduced)
     share(program, rewriter, groups.data)

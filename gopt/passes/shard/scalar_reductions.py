@@ -17,10 +17,12 @@ from gopt.passes.shard import emit
 
 @dataclass(frozen=True, slots=True)
 class PartialScalar:
-    """``value`` is a rank's partial value of the reduction ``root``: on all ranks, neutral on ranks without a part."""
+    """``value`` is a rank's partial value of the reduction ``root``: on all ranks, neutral on ranks without a part.
+    ``stage``: of a pipeline."""
 
     root: str
     value: str
+    stage: int | None = None
 
 
 class ScalarReductions:
@@ -53,14 +55,14 @@ class ScalarReductions:
 
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, int]:
         """Write joins and calls; returns figures for the report."""
-        by_root: dict[str, list[str]] = {}
+        by_root: dict[str, dict[int | None, list[str]]] = {}
         for partial in partials:
-            by_root.setdefault(partial.root, []).append(partial.value)
+            by_root.setdefault(partial.root, {}).setdefault(partial.stage, []).append(partial.value)
         levels = self._levels() if by_root else {}
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
         for root, values in by_root.items():
             reduction = self.updates.scalar_reductions[root]
-            value, reduce = self._join(reduction, values)
+            value, reduce = self._join(reduction, list(values.values()))
             dtype = self.rewriter.graph.types[value].dtype
             packed.setdefault((levels[root], dtype, reduce), []).append((value, reduction))
         for number, ((_, _, reduce), items) in enumerate(sorted(packed.items(), key=lambda item: item[0])):
@@ -71,20 +73,26 @@ class ScalarReductions:
                 self._complete(reduction, output)
         return {"scalar_calls": len(packed), "scalars": len(by_root)}
 
-    def _join(self, reduction: ScalarReduction, values: list[str]) -> tuple[str, str]:
-        """One value per rank for a reduction, and the call's way to join them. A flag travels as a count."""
+    def _join(self, reduction: ScalarReduction, stages: list[list[str]]) -> tuple[str, str]:
+        """One value per rank for a reduction, and the call's way to join them; values of a stage are joined before they
+        meet those of another. A flag travels as a count."""
         for node in reduction.inner:
             self.rewriter.remove(node, "joined before the call")
         types = self.rewriter.graph.types
-        if reduction.kind in ("any", "all"):
-            values = [self._counted(value, negate=reduction.kind == "all") for value in values]
-        value = values[0]
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
-        for position, term in enumerate(values[1:], 1):
-            joined = f"{values[0]}.joined{position}"
-            self.rewriter.add(join, [value, term], {joined: types[value]})
-            value = joined
-        return value, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
+
+        def joined(values: list[str], role: str) -> str:
+            value = values[0]
+            for position, term in enumerate(values[1:], 1):
+                name = f"{values[0]}.{role}{position}"
+                self.rewriter.add(join, [value, term], {name: types[value]})
+                value = name
+            return value
+
+        if reduction.kind in ("any", "all"):
+            stages = [[self._counted(value, negate=reduction.kind == "all") for value in values] for values in stages]
+        total = joined([joined(values, "joined") for values in stages], "stage")
+        return total, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
 
     def _counted(self, flag: str, *, negate: bool) -> str:
         if negate:

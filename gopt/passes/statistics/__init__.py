@@ -172,12 +172,14 @@ def _alike(
     calls.
 
     ``local_names`` gets the names of each rank's own values."""
-    by_dtype: dict[str, list[State]] = {}
+    stages = program.stages.states if program.stages is not None else {}
+    stage_of = {state.updated: stages.get(state.tensor) for state in program.training.states}
+    by_kind: dict[tuple[str, int | None], list[State]] = {}
     for state in states:
-        by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
+        by_kind.setdefault((program.graph.types[state.updated].dtype, stage_of[state.updated]), []).append(state)
     producers, users = program.graph.producers(), program.graph.users()
-    start = len({program.graph.types[name].dtype for name in local_names})
-    for number, alike in enumerate(by_dtype.values()):
+    start = len({(program.graph.types[name].dtype, stage_of[name]) for name in local_names})
+    for number, alike in enumerate(by_kind.values()):
         inputs = []
         for position, state in enumerate(alike):
             name, local = state.updated, f"gopt.statistics.b{start + number}.local{position}"
@@ -195,7 +197,7 @@ def _alike(
             rewriter.add("Broadcast", inputs, types, domain=COMM, attributes=attributes)
         else:
             rewriter.add("AllReduce", inputs, types, domain=COMM, attributes={"group": group, "reduce": "mean"})
-    return len(by_dtype)
+    return len(by_kind)
 
 
 def _synchronised(program: SpmdProgram, group: str) -> PassResult:

@@ -143,9 +143,11 @@ class LoadedRank:
     def run_phase(self, phase: str, turn: int, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
         """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
         inputs, saved = self.graphs[phase].inputs, self._saved.get(turn, {})
-        taken = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
-        results = self.programs[phase].advance(self.held, dict[str, Any](feeds) | taken if taken else feeds, calls)
-        for name in taken:
+        restored = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
+        results = self.programs[phase].advance(
+            self.held, dict[str, Any](feeds) | restored if restored else feeds, calls
+        )
+        for name in restored:
             self._reads_left[turn, name] -= 1
             if not self._reads_left[turn, name]:
                 del saved[name], self._reads_left[turn, name]

@@ -210,7 +210,7 @@ DEFECTS = {
         "adam", constants, "simplest", lambda old: lambda value: Fraction(float(value)),
     ),
     "a softmax is not normalised": (
-        "attention", operators, "_RULES", lambda old: {**old, "Softmax": sum_laws.exponential},
+        "attention", operators, "RULES", lambda old: {**old, "Softmax": sum_laws.exponential},
     ),
     "the first member has all": (
         "adam", calls.Members, "_gathered", lambda old: lambda self, of: [old(self, of)[0]] * len(of),
