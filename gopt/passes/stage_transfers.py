@@ -89,16 +89,16 @@ class _StagePlacement:
                 if (id(node) in micro) is in_micro:
                     self._visit(node, drawing.get(id(node)))
         program.accumulators = [
-            replace(item, sharding=self._on(self.home[item.input], item.sharding)) if item.input in self.home else item
-            for item in program.accumulators
+            replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.accumulators
         ]
-        states = [
-            replace(item, sharding=self._on(self.home[item.input], item.sharding)) if item.input in self.home else item
-            for item in program.states
-        ]
+        states = [replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.states]
         program.value_stages = self.home
         self.rewriter.finish()
         program.set_states(states)
+
+    def _of_input(self, name: str, sharding: Sharding) -> Sharding:
+        """A sharding on the stage of a state or sum; the same sharding for a value on all stages."""
+        return self._on(self.home[name], sharding) if name in self.home else sharding
 
     def _of_micro_step(self) -> set[int]:
         """The ids of the nodes of a micro-step; of all nodes of a step without micro-steps."""
