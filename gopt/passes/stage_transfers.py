@@ -15,14 +15,16 @@ from gopt.ir.phase import complete_phases
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.passes.base import Pass
+from gopt.passes.pack_transfers import pack_transfers
 from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_plan import TRANSFER, StagePlan
 from gopt.text.sanitize import show
 
+NAME = "stage-transfers"
 PREFIX = "gopt.stages"
 
 
@@ -37,16 +39,17 @@ def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> Pass
     Requires: the pass pipeline, and all passes that emit updates. A node of the forward goes to the latest stage of
     the operands, a node of the backward to the latest stage with all operands, or else to the earliest stage of an
     operand, a node of the update to the stage with most bytes of the operands. Nodes of inputs and constants alone run
-    on all stages. On the wire: each value once for each other stage that reads it; views are made there again.
+    on all stages. On the wire: each value once for each other stage that reads it; views are made there again. What the
+    update of a stage hands to another stage travels together.
     """
     if program.stages is None:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
     complete_phases(program.graph.nodes)
     placement = _StagePlacement(program, program.stages)
     placement.place()
-    return PassResult(facts=StageTransferFacts(
-        transfers=placement.transfers, nodes=tuple(placement.counts[stage] for stage in range(program.stages.stages))
-    ))  # fmt: skip
+    joined = pack_transfers(program, NAME)
+    nodes = tuple(placement.counts[stage] for stage in range(program.stages.stages))
+    return PassResult(facts=StageTransferFacts(transfers=placement.transfers - joined, nodes=nodes))
 
 
 class _StagePlacement:
@@ -55,7 +58,7 @@ class _StagePlacement:
 
     def __init__(self, program: SpmdProgram, plan: StagePlan) -> None:
         self.program, self.plan, self.graph = program, plan, program.graph
-        self.rewriter = GraphRewriter(program.graph, "stage-transfers")
+        self.rewriter = GraphRewriter(program.graph, NAME)
         self.names: dict[str, dict[int, str]] = {}
         self.home: dict[str, int] = {}
         self.counts: Counter[int] = Counter()
@@ -286,7 +289,7 @@ class _StagePlacement:
         }  # fmt: skip
         sharding = FULLY_REPLICATED if maker is None else self._off(maker.sharding)
         node = self.rewriter.add(
-            "Transfer", [value], {result: self.graph.types[value]}, domain=SPMD, attributes=attributes,
+            TRANSFER, [value], {result: self.graph.types[value]}, domain=SPMD, attributes=attributes,
             sharding=sharding, after=maker, before=before,
         )  # fmt: skip
         node.phase = phase
@@ -308,7 +311,7 @@ class _StagePlacement:
 
 
 PASS = Pass(
-    "stage-transfers", StageTransferOptions, stage_transfers,
+    NAME, StageTransferOptions, stage_transfers,
     after=("pipeline", "tensor-parallel", "shard", "refold-optimizers", "statistics"), facts=StageTransferFacts,
     axis=PIPELINE,
 )  # fmt: skip
