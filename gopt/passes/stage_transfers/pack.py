@@ -5,12 +5,13 @@ from __future__ import annotations
 from gopt.analysis.training import Phase
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
+from gopt.passes.stage_transfers.place import NAME
 from gopt.records.placements import Sharding
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import TRANSFER
 
 
-def pack_transfers(program: SpmdProgram, pass_name: str) -> int:
+def pack(program: SpmdProgram) -> int:
     """Join transfers of the update between the same two stages; return the number of transfers left out.
 
     Joined are values of one type of elements and one sharding, with equally many transfers of the update on the longest
@@ -29,7 +30,7 @@ def pack_transfers(program: SpmdProgram, pass_name: str) -> int:
             depth += 1
         if depth:
             behind.update(dict.fromkeys(node.outputs, depth))
-    rewriter = GraphRewriter(program.graph, pass_name)
+    rewriter = GraphRewriter(program.graph, NAME)
     together = [nodes for nodes in packs.values() if len(nodes) > 1]
     for nodes in together:
         for node in nodes:
