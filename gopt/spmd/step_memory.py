@@ -13,10 +13,10 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
 from gopt.records.placements import Sharding
-from gopt.spmd.pass_records import balance as one_balance
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
 from gopt.spmd.verifier import shardings_so_far
+from gopt.text.amounts import balance as one_balance
 
 SHARES_MEMORY = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
