@@ -211,7 +211,7 @@ class Specialiser:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What ranks may run and hold, besides what all ranks hold alike."""
+    """The nodes, values, states and sums that some ranks have: of all stages, or of the stages of one member."""
 
     items: Sequence[RankBlock | _PlacedRun | Node]
     locals: Sequence[tuple[str, TensorType, Sharding]]
