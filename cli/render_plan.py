@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gopt.offline.step_time import format_seconds
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes, format_seconds
 
 from .render import SafeConsole, console, describe, few, print_left, table
 

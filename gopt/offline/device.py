@@ -21,8 +21,8 @@ FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFigures:
-    """A device is a JSON or TOML file with the speed of one rank, for gopt plan --device FILE; gopt plan --calibrate
-    writes one."""
+    """A device is a JSON or TOML file with the speed of a rank, for gopt plan --device FILE. gopt plan --calibrate
+    writes such a file."""
 
     format: Annotated[str, one_of(FORMAT)] = FORMAT
     """The format is the name and version of this format."""
@@ -57,12 +57,12 @@ class DeviceFigures:
         return to_document(self)
 
     def peak(self, dtype: str) -> float:
-        """The operations in a second that products of a type reach."""
+        """Operations in a second of products of a type."""
         return self.efficiency * self.flops.get(dtype, self.flops["float32"])
 
     @property
     def stream(self) -> float:
-        """The bytes in a second that operators read or write."""
+        """Bytes read or written in a second."""
         return self.efficiency * self.bandwidth
 
 
@@ -101,8 +101,8 @@ def link_of(link: str | None, device: DeviceFigures | None) -> str | None:
 
 
 def device_of(text: DeviceFigures | str | os.PathLike[str]) -> DeviceFigures:
-    """A known device by name, or the device of a JSON or TOML file. Raises OptionError for a name that is neither,
-    InputError for a file that is no device."""
+    """A known device by name, or the device of a JSON or TOML file. Raises OptionError for an unknown name,
+    InputError for a wrong file."""
     if isinstance(text, DeviceFigures):
         return text
     if isinstance(text, str) and text in DEVICES:
@@ -118,7 +118,7 @@ def device_of(text: DeviceFigures | str | os.PathLike[str]) -> DeviceFigures:
 
 
 def _check(device: DeviceFigures, path: str) -> None:
-    """Raise InputError for a speed that is missing or zero, or that no device has."""
+    """Raise InputError for a missing or zero speed, and for an unknown type."""
     if "float32" not in device.flops:
         raise InputError(f"{path}: flops lacks float32", "products of other types go by it")
     for name in device.flops:

@@ -20,8 +20,9 @@ from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
+from gopt.spmd.step_memory import LivePeaks, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import calls_of
+from gopt.text.amounts import balance
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
@@ -121,8 +122,8 @@ def choices(
     """Run the passes for every choice and weigh the resulting graph; no rank's graph is made.
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
-    split once for all choices. Where no ranks share states, all stages are stage 0. ``device``: steps are timed on it,
-    with the links of ``topology``."""
+    split once for all choices. Where no ranks share states, all stages are stage 0. ``device``: for times of whole
+    steps, with the links of ``topology``."""
     check_planned(mesh)
     split = split_program(training, mesh, topology)
     yield from split_choices(split, caps=caps, topology=topology, device=device, advance=advance)
@@ -195,6 +196,7 @@ def estimate_cost(
     ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
     calls = calls_of(step)
     rows = held(step)
+    even = {**rows, "gradients": reduced_gradient_bytes(step)}
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
     variant = step.at(largest)
@@ -206,7 +208,7 @@ def estimate_cost(
         max(rows["optimizer_states"]),
         live(variant, calls_of(variant), largest),
         cost_report(step, ran, calls),
-        balance({**rows, "gradients": reduced_gradient_bytes(step)}),
+        max(map(balance, even.values())),
         None if topology is None else times(calls, topology),
         None if machine is None else step_time(variant, machine, largest),
     )

@@ -10,8 +10,8 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document
 from gopt.errors import OptionError
 from gopt.offline.plan import PlanChoice
-from gopt.offline.step_time import StepTime, format_seconds
-from gopt.spmd.pass_records import format_bytes
+from gopt.offline.step_time import StepTime
+from gopt.text.amounts import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ _PARTS = {
 
 
 def _slower_part(choice: PlanChoice, mine: StepTime, top: PlanChoice, theirs: StepTime) -> str:
-    """The part of a step's time that a choice has most more of than the first, for each batch."""
+    """The part of a step's time with the largest growth over the first choice, for each batch."""
 
     def more(part: str) -> float:
         return float(getattr(mine, part) / choice.batches - getattr(theirs, part) / top.batches)

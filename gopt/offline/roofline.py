@@ -1,4 +1,4 @@
-"""The work of each node of a step on a rank, and the time that a device takes for it."""
+"""The work of each node of a step on a rank, and the time on a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.spmd.step_memory import SHARES_MEMORY
 
 @dataclass(frozen=True, slots=True)
 class NodeWork:
-    """The work of a node in one run: operations of products of a type, bytes read and written, operators started."""
+    """The work of a node: operations of products of a type, bytes read and written, operators started."""
 
     flops: int = 0
     nbytes: int = 0
@@ -39,15 +39,15 @@ def node_works(
 ) -> list[NodeWork]:
     """The work of each node; two sweeps, linear.
 
-    A node reads operands and writes results; a pick of elements reads as many bytes as it writes. ``fuse_from``:
+    A node reads operands and writes results; a pick of elements reads as many bytes as are written. ``fuse_from``:
     elementwise nodes on values of at least so many elements hand on values of equal size without memory in between,
-    unless another node reads the value, or ``results`` has it."""
+    unless another node reads the value, or it is in ``results``."""
     rows = _Rows(nodes, sizes, results, fuse_from)
     return [_work(node, sizes, rows) for node in nodes]
 
 
 class _Rows:
-    """Values that elementwise nodes hand on to one another: value -> its elements."""
+    """Values handed on between elementwise nodes: value -> number of elements."""
 
     def __init__(
         self, nodes: Sequence[Node], sizes: LocalSizes, results: Collection[str], fuse_from: int | None
@@ -70,7 +70,7 @@ class _Rows:
         self.written.update(name for name in self.made if name in results)
 
     def passed_on(self, node: Node, name: str) -> bool:
-        """Return whether a node reads a value from the node before it, and not from memory."""
+        """Return whether a node reads a value from the node before, and not from memory."""
         return name in self.made and self.made[name] == self.length.get(id(node))
 
     def stays(self, node: Node) -> bool:

@@ -14,7 +14,7 @@ from gopt.spmd.stage_plan import TRANSFER
 
 
 class Delivery(NamedTuple):
-    """When a value arrives from a link, and whether another stage sends it."""
+    """The time of arrival of a value from a link, and whether another stage is the sender."""
 
     time: float
     from_stage: bool
@@ -60,7 +60,7 @@ class ComputeStream:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds beside the nodes. ``calls``: first output of a call -> seconds on the link; ``transfers``: tag of a
-    transfer between stages -> the same; ``start``: for which a call keeps a member from computing; ``overlaps``:
+    transfer between stages -> the same; ``start``: of each call, without any computation on the member; ``overlaps``:
     whether a member computes during a call."""
 
     calls: Mapping[str, float]
@@ -70,7 +70,7 @@ class Prices:
 
 
 class StepSimulation:
-    """The members of the pipeline's axis, one after the other; all ranks beside a member do the same at the same time.
+    """The members of the pipeline's axis; all ranks beside a member do the same at the same time.
 
     A call starts when the operands are there and the links of the axes are free; a node starts when all nodes before
     are done and the operands are there. ``apart``: transfers between stages take no time here; ``sent`` has their
@@ -123,7 +123,7 @@ class StepSimulation:
             stream.wait(node.outputs[:1])
 
     def _transfer(self, node: Node) -> None:
-        """A value goes from a stage to others; of an action, the half that the action has."""
+        """A value goes from a stage to others; of an action, the sending or the receiving half."""
         attributes, half = node.attributes, node.attributes.get("half")
         seconds = self.prices.transfers[attributes["tag"]]
         receivers = self._receivers(node)

@@ -39,7 +39,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device for each rank, and the links between them."""
+    """A device for each rank, and the links between ranks."""
 
     device: DeviceFigures
     topology: Topology
@@ -55,22 +55,22 @@ class Clock:
         self.sizes = LocalSizes.at(program, coordinates)
         self.prices = self._prices()
 
-    def run(self, graph_nodes: Sequence[Node], results: Collection[str], *, apart: bool = False) -> StepSimulation:
-        """Simulate some nodes in order; ``results``: values with readers behind; ``apart``: transfers between stages take
-        no time here."""
+    def run(self, nodes: Sequence[Node], results: Collection[str], *, apart: bool = False) -> StepSimulation:
+        """Simulate some nodes in order; ``results``: values with readers behind; ``apart``: transfers between stages
+        take no time here."""
         simulation = StepSimulation(self.members, self.prices, apart)
-        self.add(simulation, graph_nodes, results)
+        self.add(simulation, nodes, results)
         return simulation
 
-    def add(self, simulation: StepSimulation, graph_nodes: Sequence[Node], results: Collection[str]) -> None:
+    def add(self, simulation: StepSimulation, nodes: Sequence[Node], results: Collection[str]) -> None:
         """Run further nodes in a simulation, and wait for all calls."""
-        nodes = [node for node in graph_nodes if _covers(node, self.coordinates)]
+        nodes = [node for node in nodes if _covers(node, self.coordinates)]
         works = node_works(nodes, self.sizes, results, self.device.fuse_from)
         simulation.run(nodes, [work.seconds(self.device) for work in works])
         simulation.finish()
 
     def _prices(self) -> Prices:
-        """The calls, on links; a call of one stage is made by all ranks of that stage."""
+        """The calls, on links; all ranks of a stage make the calls of the stage."""
         program, calls = self.program, {}
         for call in calls_of(program):
             start, moving = call_times(call, self.topology)
@@ -92,7 +92,7 @@ def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:
 def step_time(program: SpmdProgram, machine: Machine, coordinates: Mapping[str, int]) -> StepTime:
     """The time of a step without a schedule of micro-batches, on the ranks at some coordinates.
 
-    Micro-steps run one behind the other, then the update. Raises UnsupportedError where the update depends on a batch
+    Micro-steps run in turn, then the update. Raises UnsupportedError where the update depends on a batch
     other than through gradients."""
     clock, device = Clock(program, machine, coordinates), machine.device
     if program.micro_steps == 1:
@@ -104,7 +104,7 @@ def step_time(program: SpmdProgram, machine: Machine, coordinates: Mapping[str, 
 
 
 def joined(streams: Sequence[ComputeStream]) -> ComputeStream:
-    """Streams one behind the other."""
+    """Streams in a row."""
     return ComputeStream(
         sum(stream.clock for stream in streams), sum(stream.compute for stream in streams),
         sum(stream.recompute for stream in streams), sum(stream.exposed for stream in streams),
@@ -113,17 +113,9 @@ def joined(streams: Sequence[ComputeStream]) -> ComputeStream:
 
 
 def total(streams: Sequence[ComputeStream], device: DeviceFigures, runs: float) -> StepTime:
-    """The time of the members of a pipeline; ``runs``: files that a member runs in a step."""
+    """The time of the members of a pipeline; ``runs``: of files of a member in a step."""
     end, fixed = max(stream.clock for stream in streams), runs * device.run + device.step
     compute, recompute = fmean(stream.compute for stream in streams), fmean(stream.recompute for stream in streams)
     exposed = fmean(stream.exposed for stream in streams)
     bubble = max(end - compute - recompute - exposed, 0.0)
     return StepTime(end + fixed, compute, recompute, exposed, bubble, fixed)
-
-
-def format_seconds(seconds: float) -> str:
-    """Three digits, for people: ``1.16 ms``."""
-    if seconds == 0:
-        return "0"
-    unit, scale = next((item for item in (("s", 1.0), ("ms", 1e-3)) if abs(seconds) >= 0.9995 * item[1]), ("us", 1e-6))
-    return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"

@@ -34,7 +34,7 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
 
 
 def call_times(call: CollectiveCall, topology: Topology) -> tuple[float, float]:
-    """Seconds of a call until the first byte, and of the bytes that a rank sends."""
+    """Seconds of a call until the first byte, and of the bytes sent by a rank."""
     group = str(call.node.attributes["group"])
     link = topology.of(group)
     rounds = 2 if call.node.op_type == "AllReduce" else 1

@@ -1,4 +1,4 @@
-"""Shapes and bytes of values on a rank, from the graph that all ranks have in common."""
+"""Shapes and bytes of values on a rank, from the common graph of all ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalSizes:
         return cls(program.graph, _parts(program), coordinates)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a value; None if it is unknown."""
+        """The shape of a value; None if unknown."""
         type = self.types.get(name)
         if type is None or not type.static:
             return None

@@ -12,7 +12,6 @@ from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
 from gopt.spmd.local_sizes import LocalSizes
-from gopt.spmd.pass_records import balance as one_balance
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
 
@@ -77,11 +76,6 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
                 total += round((cuts[member + 1] - cuts[member]) * item if cuts else call.payload * (1 - call.beside))
         result.append(total)
     return result
-
-
-def balance(rows: Mapping[str, Sequence[int]]) -> float:
-    """The largest max / mean of the kinds; 1 when nothing is held."""
-    return max((one_balance(row) for row in rows.values()), default=1.0)
 
 
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:

@@ -46,7 +46,7 @@ class Plan(HtmlTable):
         more = {
             "memory": self.memory,
             "link": self.link,
-            "device": device,
+            "device": self.device and self.device.to_json(),
             "remarks": dict(self.remarks),
             "choices": rows,
         }
@@ -67,8 +67,8 @@ def plan(
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
-    ``link``: such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, on which steps are timed, with
-    its own links where ``link`` is None; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
+    ``link``: such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, for times of whole steps, with
+    own links; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
     step, called after reading the other options. Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks

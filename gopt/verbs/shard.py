@@ -31,8 +31,7 @@ CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
     """Take the best choice of ``gopt plan``. ``memory``: the limit of a rank, such as ``80GB``; ``link``: the links
-    between ranks, such as ``200GB/s:5us``; ``device``: on which steps are timed, ``h100``, ``a100``, ``cpu`` or a
-    file."""
+    between ranks, such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, for times of steps."""
 
     memory: str | None = None
     link: str | None = None

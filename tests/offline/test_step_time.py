@@ -14,7 +14,6 @@ from gopt.offline.plan import PlanChoice, ShardSettings, choices, estimate_cost,
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.roofline import node_works
 from gopt.offline.step_simulation import Prices, StepSimulation
-from gopt.offline.step_time import format_seconds
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.local_sizes import LocalSizes
@@ -156,18 +155,3 @@ def test_the_rank_follows_the_step_and_is_explained():
     assert any("its operators take " in row.why for row in rows[1:])
     assert best(found, None).choice is rows[0].choice
     assert rows[0].to_json()["step"]["seconds"] == rows[0].choice.time.seconds
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0"),
-        (1.5e-7, "0.150 us"),
-        (9.999e-4, "1.00 ms"),
-        (0.12345, "123 ms"),
-        (2.0, "2.00 s"),
-        (1234.0, "1.23e+03 s"),
-    ],
-)
-def test_seconds_for_people(seconds, text):
-    assert format_seconds(seconds) == text
