@@ -22,11 +22,11 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.training.activation_store import ActivationStore
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
-from gopt.runtime.training.saved_values import SavedValues
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
 from gopt.schedules.schedule_file import member_runs, read_schedule
@@ -48,7 +48,7 @@ class LoadedRank:
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
-        self._saved = SavedValues(
+        self._saved = ActivationStore(
             [value.name for value in self.record.saved], [graph.inputs for graph in self.graphs.values()]
         )
         self.weight = LossReduction.parse(self.manifest.loss_reduction).value

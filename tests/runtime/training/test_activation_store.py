@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gopt.runtime.training.saved_values import SavedValues
+from gopt.runtime.training.activation_store import ActivationStore
 
 
 def test_a_value_is_kept_until_its_last_reader():
     backward, weight = {"mask", "hidden"}, {"hidden"}
-    saved = SavedValues(["mask", "hidden"], [{"x"}, backward, weight])
+    saved = ActivationStore(["mask", "hidden"], [{"x"}, backward, weight])
     results = {"mask": np.ones(2), "hidden": np.arange(2.0), "loss": np.zeros(())}
     saved.keep(0, results)
     assert results.keys() == {"loss"}
@@ -21,7 +21,7 @@ def test_a_value_is_kept_until_its_last_reader():
 
 
 def test_arrays_are_copies_of_what_the_next_run_writes_over():
-    saved, view = SavedValues(["hidden"], [{"hidden"}]), np.zeros(2)
+    saved, view = ActivationStore(["hidden"], [{"hidden"}]), np.zeros(2)
     saved.keep(0, {"hidden": view})
     view[:] = 7
     saved.keep(1, {"hidden": view})

@@ -17,7 +17,7 @@ class _Saved:
     reads: int
 
 
-class SavedValues:
+class ActivationStore:
     """The saved values of a rank, each in memory until its last reader has run; ``inputs``: of each phase."""
 
     def __init__(self, names: Iterable[str], inputs: Collection[Container[str]]) -> None:
