@@ -11,6 +11,7 @@ from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
+from gopt.records.mesh import PIPELINE
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
@@ -35,10 +36,19 @@ class LivePeaks:
 
 
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of a rank for each part of the states: parts along other axes are of the same size."""
-    axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
+    """The coordinates of a rank for each part of the states, and each member of a pipeline: parts along other axes are
+    of the same size."""
+    start = program.mesh.coordinates(0)
     coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
-    return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
+    for axis in filter(None, (PIPELINE if program.stages is not None else "", program.mesh.shard_axis)):
+        coords = [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))]
+    return coords
+
+
+def accumulated(program: SpmdProgram, coordinates: Mapping[str, int]) -> int:
+    """Bytes of the sums over micro-steps on a rank."""
+    sums = [item for item in program.at(coordinates).accumulators if item.present(coordinates)]
+    return sum(item.local_type(coordinates).nbytes for item in sums if item.type.static)
 
 
 def held(program: SpmdProgram) -> dict[str, list[int]]:
