@@ -2,7 +2,7 @@
 
 All values of a call travel as a single tensor. Halves are summed in float32 and rounded once; a mean is a divided sum;
 a NaN is a maximum and a minimum. NCCL's calls have equal parts, so shorter shards are padded. Gloo scatters and gathers
-slowly (its ReduceScatter is an AllReduce): on the host parts travel as they are, and each member combines its own."""
+slowly (a ReduceScatter as an AllReduce): on the host parts travel unpadded, and each member combines a part."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _reduce_scatter_of(call: GroupCall) -> Finish:
 
 
 def _combined_parts(call: GroupCall, sent: torch.Tensor, counts: Sequence[int], shape: Shape) -> Finish:
-    """As ``_reduce_scatter_of``: this member gets its part of all members and combines them, from first to last."""
+    """As ``_reduce_scatter_of``: this member gets a part of all members, and combines from first to last."""
     combine = {"max": torch.maximum, "min": torch.minimum}.get(call.attributes["reduce"], torch.add)
     finish = _exchanged(call, sent, counts, [counts[call.index]] * len(counts))
 
@@ -173,7 +173,8 @@ def _combined_parts(call: GroupCall, sent: torch.Tensor, counts: Sequence[int], 
         dtype = elements.dtype
         if dtype is torch.uint64:
             elements = elements.view(torch.int64) if combine is torch.add else _ordered(elements.view(torch.int64))
-        total = functools.reduce(combine, elements.to(_WIDE.get(dtype, elements.dtype)).view(len(counts), counts[call.index]))
+        rows = elements.to(_WIDE.get(dtype, elements.dtype)).view(len(counts), counts[call.index])
+        total = functools.reduce(combine, rows)
         if call.attributes["reduce"] == "mean":
             total = total / len(counts)
         if dtype is torch.uint64:
@@ -230,7 +231,7 @@ def _all_gather_of(call: GroupCall) -> Finish:
 def _joined_parts(
     call: GroupCall, mine: torch.Tensor, counts: Sequence[int], results: Callable[[torch.Tensor], list[torch.Tensor]]
 ) -> Finish:
-    """As ``_all_gather_of``: each member broadcasts its part."""
+    """As ``_all_gather_of``: each member broadcasts a part."""
     elements = mine.new_empty(sum(counts))
     parts = elements.split([*counts])
     parts[call.index].copy_(mine)
