@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
-from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
-from gopt.operators.kinds import VIEWS
+from gopt.records.mesh import PIPELINE
 from gopt.records.placements import Sharding
+from gopt.spmd.liveness import LivePeaks as LivePeaks
+from gopt.spmd.liveness import Sizes, peaks
 from gopt.spmd.pass_records import balance as one_balance
 from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
 from gopt.spmd.verifier import shardings_so_far
 
-SHARES_MEMORY = VIEWS | {"Select"}
-"""Operators whose result can share its operand's memory."""
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
 
 
-@dataclass(frozen=True, slots=True)
-class LivePeaks:
-    """Largest sums of bytes alive at once, each at its own moment; ``peak`` of all of them together.
-
-    ``activations``: whatever is neither a gradient nor gathered.
-    """
-
-    peak: int
-    activations: int
-    gradients: int
-    gathered: int
-
-
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of a rank for each part of the states: parts along other axes are of the same size."""
+    """The coordinates of a rank for each part of the states, on each stage: parts along other axes are of the same
+    size."""
     axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
     coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
+    if program.stages is not None:
+        coords = [at | {PIPELINE: member} for member in range(program.mesh.size(PIPELINE)) for at in coords]
     return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
 
 
@@ -87,11 +75,27 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
 
 
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
-    """Peaks of live bytes on a rank beside states, inputs and constants, in node order. A new state replaces the old
-    state."""
-    nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    outputs = (state.output for state in program.states)
-    return _peaks(nodes, _Sizes(program.graph, outputs, _parts(program), coordinates), _kinds(program, calls))
+    """Peaks of live bytes on a rank beside states, inputs and constants, in node order, or in the order of a schedule
+    with the sums of micro-batches. A new state replaces the old state."""
+    return step_run(program, calls, coordinates).peaks
+
+
+def stage_runs(program: SpmdProgram) -> list[StepRun]:
+    """The memory of a step on each stage's member: of the first rank there, since others differ in states alone."""
+    start, calls = program.mesh.coordinates(0), calls_of(program)
+    return [step_run(program, calls, start | {PIPELINE: at}) for at in range(program.mesh.size(PIPELINE))]
+
+
+def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> StepRun:
+    """The same peaks, and the bytes that a schedule saves between its actions."""
+    outputs = [state.output for state in program.states]
+    plan, kinds, parts = program.stages, _kinds(program, calls), _parts(program)
+    if plan is not None and plan.schedule is not None:
+        outputs += [name for item in program.accumulators for name in (item.added, item.output)]
+        sizes = Sizes(program.graph, outputs, parts, coordinates)
+        return scheduled(program, plan, plan.schedule, sizes, kinds, coordinates)
+    sizes = Sizes(program.graph, outputs, parts, coordinates)
+    return StepRun(peaks(on_rank(program.graph.nodes, coordinates), sizes, kinds))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -99,7 +103,7 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
-        return _peaks(training.graph.nodes, _Sizes(training.graph, (s.updated for s in training.states)), kinds)
+        return peaks(training.graph.nodes, Sizes(training.graph, (s.updated for s in training.states)), kinds)
 
     return training.once(SOURCE_PEAKS, find)
 
@@ -113,70 +117,9 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
     return {name: shardings.sharding(name) for name in shardings.known}
 
 
-def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
-    """Find the peaks of live bytes in a sweep from the last node to the first.
-
-    A value is live from the producer to the last reader; without a reader, to the end.
-    """
-    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
-    root: dict[str, str] = {}
-    for name, base in views.items():
-        root[name] = root.get(base, base)
-    results = {name for node in nodes for name in node.outputs}
-    read = {name for node in nodes for name in node.reads}
-    now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    live = {name: sizes.of(name) for name in results - read - root.keys()}
-    """Value that is alive -> its bytes."""
-    for name, size in live.items():
-        now[kinds.get(name, "activations")] += size
-    peak, alive = dict(now), sum(now.values())
-    most = alive
-    for node in reversed(nodes):
-        for name in node.reads:
-            name = root.get(name, name)
-            if name not in live and name in results:  # another rank may make it
-                size = live[name] = sizes.of(name)
-                if size:
-                    kind = kinds.get(name, "activations")
-                    alive += size
-                    now[kind] += size
-                    if now[kind] > peak[kind]:
-                        peak[kind] = now[kind]
-        if alive > most:
-            most = alive
-        for name in node.outputs:
-            if size := live.get(name, 0):
-                alive -= size
-                now[kinds.get(name, "activations")] -= size
-    return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])
-
-
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:
     kinds = dict.fromkeys(program.training.gradients.values(), "gradients")
     for call in calls:
         if call.before_use or call.carries is CallContent.GRADIENTS:
             kinds.update(dict.fromkeys(call.node.outputs, "gathered" if call.before_use else "gradients"))
     return kinds
-
-
-class _Sizes:
-    """Bytes of the nodes' values on a rank. ``kept``: new states, not counted; ``parts``: values held in parts."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        names: Iterable[str],
-        parts: Mapping[str, Sharding] = MappingProxyType({}),
-        coordinates: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self.types, self.parts, self.coordinates = graph.types, parts, coordinates
-        self.kept = frozenset(names)
-
-    def of(self, name: str) -> int:
-        """Bytes of a value; 0 if not counted or unknown."""
-        type = self.types.get(name)
-        if type is None or not type.static or name in self.kept:
-            return 0
-        if name in self.parts:
-            return nbytes(type.dtype, math.prod(self.parts[name].local_shape(type.dims, self.coordinates)))
-        return type.nbytes
