@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 
 from .render import SafeConsole, console, describe, few, print_left, table
 

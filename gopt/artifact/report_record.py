@@ -16,9 +16,8 @@ from gopt.artifact.manifest import REPORT_FILE as REPORT_FILE
 from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
-from gopt.lower.invariants import Check
-from gopt.records.pass_facts import TrafficKind
-from gopt.spmd.pass_records import PassRecord
+from gopt.records.checks import Check
+from gopt.records.pass_facts import PassRecord, TrafficKind
 from gopt.spmd.traffic import Overlap
 
 FORMAT = "gopt-report/2"

@@ -10,7 +10,7 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document
 from gopt.errors import OptionError
 from gopt.offline.plan import PlanChoice
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,11 @@ from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.records.mesh import Mesh
+from gopt.records.pass_facts import PassRecord
 from gopt.records.tables import Rows
-from gopt.spmd.pass_records import PassRecord, balance, format_bytes, rank_ranges
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import Overlap
+from gopt.text.amounts import balance, format_bytes, rank_ranges
 from gopt.text.sanitize import show
 
 _REASONS = {

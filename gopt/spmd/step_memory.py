@@ -12,11 +12,11 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import Sharding
 from gopt.spmd.liveness import LivePeaks as LivePeaks
 from gopt.spmd.liveness import Sizes, peaks
-from gopt.spmd.pass_records import balance as one_balance
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
 from gopt.spmd.verifier import shardings_so_far
+from gopt.text.amounts import balance as one_balance
 
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""

@@ -145,6 +145,8 @@ def test_a_folder_of_stages_is_replaced_and_a_foreign_schedule_is_not(tmp_path):
         ("families/llama_adamw_clip", "pp=2,tp=2", {}),
         ("families/t5_adamw", "pp=2,cp=2", {}),
         ("families/vit_mom", "pp=2,sp=2", {}),
+        ("families/moe_adamw", "ep=2,pp=2", {"accumulate": 2}),
+        ("cnn_sgd", "pp=2,h=2", {}),
         ("cnn_sgd", "dp=2,pp=2", {"statistics": "root"}),
         ("cnn_sgd", "dp=2,pp=2", {"statistics": "local", "accumulate": 2}),
     ],

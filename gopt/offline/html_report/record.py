@@ -9,7 +9,7 @@ from typing import Any
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, Traffic
 from gopt.documents.records import OPTIONAL, key, to_document
-from gopt.lower.invariants import Check
+from gopt.records.checks import Check
 
 FORMAT = "gopt-report-page/1"
 

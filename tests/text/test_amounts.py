@@ -7,12 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gopt.documents.records import to_document
-from gopt.spmd.pass_records import PassRecord, balance, format_bytes, group_ranks, rank_ranges
+from gopt.records.pass_facts import PassRecord
+from gopt.text.amounts import balance, format_bytes, group_ranks, rank_ranges
 
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [([], ""), ([0], "0"), ([0, 1, 2, 5], "0-2,5"), ([0, 2, 4], "0,2,4"), ([3, 4], "3-4"), ([7, 9, 10], "7,9-10")],
+    [
+        ([], ""),
+        ([0], "0"),
+        ([0, 1, 2, 5], "0-2,5"),
+        ([0, 2, 4], "0,2,4"),
+        ([3, 4], "3-4"),
+        ([7, 9, 10], "7,9-10"),
+        ([0, 2, 1, 3], "0,2,1,3"),
+    ],
 )
 def test_ranges(ranks, text):
     assert rank_ranges(ranks) == text
