@@ -79,7 +79,7 @@ class StageActions:
             if transfers(node):
                 continue
             steady = node.is_in(MOVES | CASTS) and self.steady.issuperset(node.inputs[:1])
-            light = (steady or node.is_in(VIEWS)) and not late and results.isdisjoint(node.outputs)
+            light = (node.is_in(VIEWS) or (steady and not late)) and results.isdisjoint(node.outputs)
             if steady and light:
                 self.steady.update(node.outputs)
             if light or not isinstance(node.sharding.on(PIPELINE), OnMember):

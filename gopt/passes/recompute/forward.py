@@ -30,7 +30,7 @@ class ForwardValues:
     def __init__(self, program: SpmdProgram) -> None:
         self.program, self.graph = program, program.graph
         self.remade = _remade(program)
-        results = program.results() | self.remade
+        results = program.results() | self.remade | _beside(program)
         self.makers = {
             name: node for node in self.graph.nodes
             if _repeatable(node, results) and (program.stages is None or self.on_stage(node)) for name in node.outputs
@@ -54,7 +54,7 @@ class ForwardValues:
     def on_stage(self, node: Node) -> bool:
         """Return whether a node can run again on its stage: later micro-batches have moved statistics by then."""
         moved = self.program.loop_carried if _scheduled(self.program) else ()
-        return isinstance(node.sharding.on(PIPELINE), OnMember) and not any(name in moved for name in node.reads)
+        return _placed(node) and not any(name in moved for name in node.reads)
 
     def member(self, name: str) -> int:
         """The member of the axis of stages that makes a repeatable value; 0 without stages."""
@@ -83,7 +83,10 @@ class ForwardValues:
     @cached_property
     def blocks(self) -> list[tuple[str, Sequence[Node]]]:
         """The repeated blocks in order: the input, and the nodes up to the input of the next block."""
-        nodes = [node for node in self.graph.nodes if node.phase is Phase.FORWARD]
+        nodes = [
+            node for node in self.graph.nodes if node.phase is Phase.FORWARD
+            and (self.program.stages is None or _placed(node) or transfers(node))  # others are of every stage
+        ]  # fmt: skip
         cuts = self._cuts(nodes)
         parts = [nodes[start:stop] for (start, _), (stop, _) in pairwise(cuts)]
         start, length, end = _repeated([self._structure(part) for part in parts])
@@ -132,6 +135,10 @@ class ForwardValues:
 _FLOATS = ("float", "bfloat")
 
 
+def _placed(node: Node) -> bool:
+    return isinstance(node.sharding.on(PIPELINE), OnMember)
+
+
 def member_of(node: Node) -> int:
     """The member of the axis of stages that runs a node; 0 without stages."""
     place = node.sharding.on(PIPELINE)
@@ -147,6 +154,15 @@ def _remade(program: SpmdProgram) -> set[str]:
         return set()
     actions = stage_actions(program)
     return {name for node in actions.nodes if actions.remade(node) for name in node.outputs}
+
+
+def _beside(program: SpmdProgram) -> set[str]:
+    """The values that another stage of the same member reads, without a transfer: its backward runs at another time."""
+    stages = program.value_stages
+    return {
+        name for node in program.graph.nodes if not transfers(node) and node.first_output in stages
+        for name in node.reads if name in stages and stages[name] != stages[node.first_output]
+    }  # fmt: skip
 
 
 def _repeatable(node: Node, results: set[str]) -> bool:
