@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from gopt.ir.graph import Node, clone
 from gopt.records.mesh import PIPELINE
-from gopt.schedules.actions import Schedule
-from gopt.spmd.liveness import LivePeaks, Sizes, peaks
+from gopt.spmd.liveness import LivePeaks, peaks
+from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_actions import Part, StageActions, stage_actions, transfers, with_common
 from gopt.spmd.stage_plan import StagePlan
@@ -58,17 +58,19 @@ class _Action:
 
 
 def scheduled(
-    program: SpmdProgram, plan: StagePlan, schedule: Schedule, sizes: Sizes, kinds: Mapping[str, str],
+    program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
     coordinates: Mapping[str, int],
 ) -> StepRun:  # fmt: skip
     """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and what the action
     itself makes. A saved value stays to the end of the last action that reads it, as in a run."""
-    row = schedule.members[coordinates[PIPELINE]]
+    assert plan.schedule is not None
+    updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
+    row = plan.schedule.members[coordinates[PIPELINE]]
     order = [(action.kind, plan.chunk(action.stage)) for action in row]
     actions = _actions(stage_actions(program), coordinates)
     _save(actions, order, sizes, kinds)
     for action in actions.values():
-        action.peaks = peaks([node for _, node in action.nodes], sizes, kinds, action.saves)
+        action.peaks = peaks([node for _, node in action.nodes], sizes, updated, kinds, action.saves)
     sums = sum(item.local_type(coordinates).nbytes for item in program.accumulators if item.present(coordinates))
     now, most = Counter(gradients=sums), Counter[str]()
 
@@ -83,7 +85,7 @@ def scheduled(
         most["saved"] = max(most["saved"], now.total() - sums)
         now.subtract(actions[part].freed)
     update = program.once("nodes of the update", lambda: _update(program))
-    during(peaks(on_rank(update, coordinates), sizes, kinds))
+    during(peaks(on_rank(update, coordinates), sizes, updated, kinds))
     return StepRun(
         LivePeaks(most["peak"], most["activations"], most["gradients"], most["gathered"]), most["saved"]
     )  # fmt: skip
@@ -116,7 +118,7 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
     return actions
 
 
-def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: Sizes, kinds: Mapping[str, str]) -> None:
+def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str]) -> None:
     """Find what each action saves, and the last reader of it. ``order``: of the member, for all micro-batches."""
     ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
     makers: dict[str, Part] = {}
@@ -129,7 +131,7 @@ def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: Sizes, kind
     for part in sorted(actions, key=lambda part: ends.get(part, -1)):
         last.update((name, part) for name in reads[part] if name in makers)
     for name, reader in last.items():
-        kind, size = kinds.get(name, "activations"), sizes.of(name)
+        kind, size = kinds.get(name, "activations"), sizes.nbytes(name)
         actions[makers[name]].saves.add(name)
         actions[makers[name]].stored[kind] += size
         actions[reader].freed[kind] += size

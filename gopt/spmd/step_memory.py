@@ -9,14 +9,13 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.types import nbytes
 from gopt.records.mesh import PIPELINE
-from gopt.records.placements import Sharding
+from gopt.spmd.liveness import SHARES_MEMORY as SHARES_MEMORY
 from gopt.spmd.liveness import LivePeaks as LivePeaks
-from gopt.spmd.liveness import Sizes, peaks
+from gopt.spmd.liveness import peaks
+from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
-from gopt.spmd.verifier import shardings_so_far
-from gopt.text.amounts import balance as one_balance
 
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
@@ -69,11 +68,6 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
     return result
 
 
-def balance(rows: Mapping[str, Sequence[int]]) -> float:
-    """The largest max / mean of the kinds; 1 when nothing is held."""
-    return max((one_balance(row) for row in rows.values()), default=1.0)
-
-
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
     """Peaks of live bytes on a rank beside states, inputs and constants, in node order, or in the order of a schedule
     with the sums of micro-batches. A new state replaces the old state."""
@@ -88,14 +82,11 @@ def stage_runs(program: SpmdProgram) -> list[StepRun]:
 
 def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> StepRun:
     """The same peaks, and the bytes that a schedule saves between its actions."""
-    outputs = [state.output for state in program.states]
-    plan, kinds, parts = program.stages, _kinds(program, calls), _parts(program)
-    if plan is not None and plan.schedule is not None:
-        outputs += [name for item in program.accumulators for name in (item.added, item.output)]
-        sizes = Sizes(program.graph, outputs, parts, coordinates)
-        return scheduled(program, plan, plan.schedule, sizes, kinds, coordinates)
-    sizes = Sizes(program.graph, outputs, parts, coordinates)
-    return StepRun(peaks(on_rank(program.graph.nodes, coordinates), sizes, kinds))
+    updated = {state.output for state in program.states}
+    sizes, kinds = LocalSizes.at(program, coordinates), _kinds(program, calls)
+    if program.stages is not None and program.stages.schedule is not None:
+        return scheduled(program, program.stages, sizes, updated, kinds, coordinates)
+    return StepRun(peaks(on_rank(program.graph.nodes, coordinates), sizes, updated, kinds))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -103,18 +94,10 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
-        return peaks(training.graph.nodes, Sizes(training.graph, (s.updated for s in training.states)), kinds)
+        updated = {state.updated for state in training.states}
+        return peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
 
     return training.once(SOURCE_PEAKS, find)
-
-
-def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
-    """Return the shardings of values held in parts. A verified program has them, except for windows along axes of a
-    split computation."""
-    if program.sharded and not program.split:
-        return program.sharded
-    shardings = shardings_so_far(program)
-    return {name: shardings.sharding(name) for name in shardings.known}
 
 
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Ranks and bytes as short texts: ranges of ranks, groups of equal ranks, bytes in powers of 1024."""
+"""Ranks and bytes as short texts: ranges of ranks, groups of equal ranks, bytes in powers of 1024, seconds."""
 
 from __future__ import annotations
 
@@ -43,3 +43,11 @@ def format_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three digits, for people: ``1.16 ms``."""
+    if seconds == 0:
+        return "0"
+    unit, scale = next((item for item in (("s", 1.0), ("ms", 1e-3)) if abs(seconds) >= 0.9995 * item[1]), ("us", 1e-6))
+    return f"{seconds / scale:#.3g}".rstrip(".") + f" {unit}"

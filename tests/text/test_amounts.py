@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gopt.documents.records import to_document
 from gopt.records.pass_facts import PassRecord
-from gopt.text.amounts import balance, format_bytes, group_ranks, rank_ranges
+from gopt.text.amounts import balance, format_bytes, format_seconds, group_ranks, rank_ranges
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,18 @@ def test_balance_is_the_fullest_over_the_mean():
     assert balance((30, 10, 20)) == 1.5
     assert balance((5, 5)) == balance((7,)) == balance((0, 0)) == balance(()) == 1.0
     assert balance((8, 0)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (1.5e-7, "0.150 us"),
+        (9.999e-4, "1.00 ms"),
+        (0.12345, "123 ms"),
+        (2.0, "2.00 s"),
+        (345.0, "345 s"),
+    ],
+)
+def test_seconds_for_people(seconds, text):
+    assert format_seconds(seconds) == text
