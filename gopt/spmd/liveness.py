@@ -27,11 +27,11 @@ class LivePeaks:
 
 
 def peaks(
-    nodes: Sequence[Node], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str], kept: Set[str] = frozenset()
+    nodes: Sequence[Node], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str], saved: Set[str] = frozenset()
 ) -> LivePeaks:  # fmt: skip
     """Find the peaks of live bytes in a sweep from the last node to the first.
 
-    A value is live from the producer to the last reader; without a reader, or if ``kept``, to the end. ``updated``:
+    A value is live from the producer to the last reader; without a reader, or if ``saved``, to the end. ``updated``:
     new states, not counted; ``kinds``: value -> the field of the record that counts it, elsewhere activations.
     """
 
@@ -45,8 +45,8 @@ def peaks(
     results = {name for node in nodes for name in node.outputs}
     read = {name for node in nodes for name in node.reads}
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    held = {base if (base := root.get(name, name)) in results else name for name in kept & results}
-    live = {name: size_of(name) for name in (results - read - root.keys()) | held}
+    ends = {base if (base := root.get(name, name)) in results else name for name in saved & results}
+    live = {name: size_of(name) for name in (results - read - root.keys()) | ends}
     """Value that is alive -> its bytes."""
     for name, size in live.items():
         now[kinds.get(name, "activations")] += size

@@ -17,7 +17,7 @@ from gopt.spmd.stage_plan import StagePlan
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """The peaks of live bytes in a step. ``saved``: the most bytes that actions leave for later actions, of all
+    """The peaks of live bytes in a step. ``saved``: the most bytes left by actions for later actions, of all
     micro-batches at once."""
 
     peaks: LivePeaks
@@ -25,7 +25,7 @@ class StepRun:
 
 
 def on_rank(nodes: Iterable[Node], coordinates: Mapping[str, int]) -> list[Node]:
-    """The nodes that a rank runs; of a transfer, the half that sends or the half that receives."""
+    """The nodes of a rank; of a transfer, the sending or the receiving half."""
     member = coordinates.get(PIPELINE, 0)
     return [half for node in nodes if node.sharding.covers(coordinates) for half in _halves(node, member)]
 
@@ -52,17 +52,17 @@ class _Action:
     saves: set[str] = field(default_factory=set)
     peaks: LivePeaks = field(init=False)
     stored: Counter[str] = field(default_factory=Counter)
-    """Field of ``LivePeaks`` -> bytes that the action saves."""
+    """Field of ``LivePeaks`` -> bytes saved by the action."""
     freed: Counter[str] = field(default_factory=Counter)
-    """The same -> bytes that the action is the last to read."""
+    """Field of ``LivePeaks`` -> bytes without a reader after the action."""
 
 
 def scheduled(
     program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
     coordinates: Mapping[str, int],
 ) -> StepRun:  # fmt: skip
-    """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and what the action
-    itself makes. A saved value stays to the end of the last action that reads it, as in a run."""
+    """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and the results of the
+    action. A saved value stays to the end of the last action with a reader, as in a run."""
     assert plan.schedule is not None
     updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
     row = plan.schedule.members[coordinates[PIPELINE]]
@@ -96,7 +96,7 @@ def _update(program: SpmdProgram) -> list[Node]:
 
 
 def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _Action]:
-    """The actions of a rank, each with the common nodes that it runs."""
+    """The actions of a rank, with the common nodes behind the operands."""
     actions = {part: _Action() for part in step.order}
     common: list[Node] = []
     position: dict[int, int] = {}
@@ -119,14 +119,15 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
 
 
 def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str]) -> None:
-    """Find what each action saves, and the last reader of it. ``order``: of the member, for all micro-batches."""
+    """Find the values saved by each action, and the last reader of each. ``order``: of the
+    member, for all micro-batches."""
     ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
     makers: dict[str, Part] = {}
     reads: dict[Part, set[str]] = {}
     for part, action in actions.items():
-        made = {name for _, node in action.nodes for name in node.outputs}
-        reads[part] = {name for _, node in action.nodes for name in node.reads} - made
-        makers.update((name, part) for name in made if name not in makers)
+        results = {name for _, node in action.nodes for name in node.outputs}
+        reads[part] = {name for _, node in action.nodes for name in node.reads} - results
+        makers.update((name, part) for name in results if name not in makers)
     last: dict[str, Part] = {}
     for part in sorted(actions, key=lambda part: ends.get(part, -1)):
         last.update((name, part) for name in reads[part] if name in makers)

@@ -13,7 +13,6 @@ from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import TRANSFER, StagePlan
-from gopt.text.sanitize import show
 
 Part = tuple[ActionKind, int]
 """The kind of an action, and the number of the stage on its member."""
@@ -39,10 +38,10 @@ class StageActions:
         """The ids of the nodes behind running statistics: of the forward, where micro-batches run in order."""
         self._kinds: dict[int, ActionKind] = {}
         self.common: set[int] = set()
-        """The ids of nodes that every action with a reader runs: those of all members, views, and moves and casts of
+        """The ids of nodes run by every action with a reader: nodes of all members, views, and moves and casts of
         states, since another run costs less than a saved value of each micro-batch."""
         self.steady = {state.input for state in program.states} - program.loop_carried.keys()
-        """States that no micro-batch moves, and moves and casts of these states."""
+        """States not moved by micro-batches, and moves and casts of such states."""
         self.steady.update(program.graph.initializers)
         self._sort()
 
@@ -51,11 +50,11 @@ class StageActions:
         return id(node) in self.common and not (node.is_in(VIEWS) and self.steady.isdisjoint(node.outputs[:1]))
 
     def part(self, node: Node) -> Part:
-        """The action that runs a node of one member."""
+        """The action of a node of a single member."""
         return self._kinds[id(node)], self.plan.chunk(self.program.value_stages[node.first_output])
 
     def kind(self, node: Node) -> ActionKind:
-        """The kind of the actions that run a node."""
+        """The kind of the actions of a node."""
         return self._kinds[id(node)]
 
     def _of_micro_batch(self) -> list[Node]:
@@ -93,8 +92,7 @@ class StageActions:
             if not needed.isdisjoint(node.outputs):
                 if transfers(node) and node.phase is Phase.BACKWARD:
                     raise UnsupportedError(
-                        f"a running statistic is made of {show(node.inputs[0])}, which the backward sends to another "
-                        "stage",
+                        f"a running statistic is made of {node.inputs[0]!r}, which the backward sends to another stage",
                         "leave out --accumulate, or the axis pp",
                     )
                 needed.update(node.reads)
@@ -102,7 +100,7 @@ class StageActions:
         return moving
 
     def _weights(self) -> set[int]:
-        """The ids of the nodes that no transfer of a gradient waits for; none if backwards are not split."""
+        """The ids of the nodes without an effect on a sent gradient; empty if backwards are not split."""
         needed: set[str] = set()
         weights = set()
         for node in reversed(self.nodes) if self.splits else ():
@@ -126,8 +124,7 @@ def transfers(node: Node, *, to_all: bool = False) -> bool:
 
 
 def with_common(needed: set[str], common: Sequence[Node]) -> list[Node]:
-    """The nodes of ``common``, in order, that values ``needed`` by an action are made by; their operands are needed,
-    too."""
+    """The nodes of ``common``, in order, behind values ``needed`` by an action; adds the operands of the nodes."""
     nodes = []
     for node in reversed(common):
         if not needed.isdisjoint(node.outputs):

@@ -25,7 +25,7 @@ _LONGEST = 64
 class ForwardValues:
     """Values of the forward. ``makers``: repeatable value -> the node, in order. A repeatable node is a node of the
     step without draws, calls, and results of the step, such as a running statistic; on pipeline stages, a node of one
-    stage. ``remade``: values that every action of a stage makes for itself."""
+    stage. ``remade``: values made anew by every action of a stage."""
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program, self.graph = program, program.graph
@@ -52,12 +52,12 @@ class ForwardValues:
         return 0 if name in self.root or name in self.remade or not type.static else type.nbytes
 
     def on_stage(self, node: Node) -> bool:
-        """Return whether a node can run again on its stage: later micro-batches have moved statistics by then."""
+        """Return whether a node of a stage can run again: later micro-batches have moved statistics by then."""
         moved = self.program.loop_carried if _scheduled(self.program) else ()
         return _placed(node) and not any(name in moved for name in node.reads)
 
     def member(self, name: str) -> int:
-        """The member of the axis of stages that makes a repeatable value; 0 without stages."""
+        """The member of the axis of stages with a repeatable value; 0 without stages."""
         return member_of(self.makers[name])
 
     def operations(self, node: Node) -> int:
@@ -140,9 +140,9 @@ def _placed(node: Node) -> bool:
 
 
 def member_of(node: Node) -> int:
-    """The member of the axis of stages that runs a node; 0 without stages."""
-    place = node.sharding.on(PIPELINE)
-    return place.member if isinstance(place, OnMember) else 0
+    """The member of the axis of stages with a node; 0 without stages."""
+    placement = node.sharding.on(PIPELINE)
+    return placement.member if isinstance(placement, OnMember) else 0
 
 
 def _scheduled(program: SpmdProgram) -> bool:
@@ -157,7 +157,7 @@ def _remade(program: SpmdProgram) -> set[str]:
 
 
 def _beside(program: SpmdProgram) -> set[str]:
-    """The values that another stage of the same member reads, without a transfer: its backward runs at another time."""
+    """The values read by another stage of the same member, whose backward runs at another time."""
     stages = program.value_stages
     return {
         name for node in program.graph.nodes if not transfers(node) and node.first_output in stages
