@@ -73,7 +73,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """Bytes a rank holds, and that it sends in one update with all its micro-steps."""
+    """Bytes in a rank's memory, and bytes that the rank sends in one update with all micro-steps."""
 
     rank: Count
     """The rank has this number, counted from 0."""
