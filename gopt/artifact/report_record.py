@@ -73,7 +73,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """Bytes a rank holds, and that it sends in one update with all its micro-steps."""
+    """Bytes in a rank's memory, and bytes that the rank sends in one update with all micro-steps."""
 
     rank: Count
     """The rank has this number, counted from 0."""
@@ -169,8 +169,8 @@ class ChoiceEntry:
     """The table gives the bytes that a rank holds, estimated from the graph that all ranks have in common: parameters
     and optimizer_states that the fullest rank holds between steps, low-precision copies included; gradients, gathered
     parameters (gathered) and all other values (activations) that are alive at once; live, the most of the three
-    together; accumulated sums over micro-batches; saved values of further micro-batches under way on a pipeline stage;
-    and total, the sum of parameters, optimizer_states, live, accumulated and saved."""
+    together; accumulated, sums over micro-batches that live leaves out; and total, the sum of parameters,
+    optimizer_states, live and accumulated."""
     traffic: Mapping[str, Amount]
     """The table says what a rank sends, as a mean over the ranks, for one update: the bytes sent, the bound of bytes
     below which a rank cannot go, however the step is sharded, and ratio, sent over bound, 1 when the bound is 0."""

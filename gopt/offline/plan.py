@@ -13,7 +13,7 @@ from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
 from gopt.offline.device import DeviceFigures
 from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
-from gopt.offline.stage_time import StagedStep
+from gopt.offline.stage_time import StagedStep, ordered
 from gopt.offline.step_time import Machine, StepTime, step_time
 from gopt.offline.times import CommTimes, times
 from gopt.passes.preflight import check_planned
@@ -46,14 +46,12 @@ class PlanChoice:
     time: StepTime | None = None
     """Of a step on a device; None where no device is given."""
     accumulated: int = 0
-    """Bytes of sums over micro-steps."""
-    saved: int = 0
-    """Bytes of all micro-batches under way on a stage, but for the micro-batch of ``live``."""
+    """Bytes of sums over micro-steps, where ``live`` does not have them as in the order of a schedule."""
 
     @property
     def held(self) -> int:
         """States, sums, and the peak of live values beside them."""
-        return self.parameters + self.optimizer_states + self.accumulated + self.live.peak + self.saved
+        return self.parameters + self.optimizer_states + self.accumulated + self.live.peak
 
     @property
     def batches(self) -> int:
@@ -82,7 +80,7 @@ class PlanChoice:
                 "parameters": self.parameters, "optimizer_states": self.optimizer_states,
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
                 "activations": self.live.activations, "live": self.live.peak, "accumulated": self.accumulated,
-                "saved": self.saved, "total": self.held,
+                "total": self.held,
             },
             "traffic": {"sent": costs.traffic.sent, "bound": costs.traffic.bound, "ratio": costs.traffic.ratio},
             "calls": to_document(costs.calls),
@@ -199,21 +197,28 @@ def estimate_costs(
             None if machine is None else step_time(variant, machine, largest), accumulated(step, largest),
         )  # fmt: skip
         return
-    staged, peaks = StagedStep(variant, machine, largest), _live_on_stages(variant, ranks, totals)
+    staged: dict[bool, StagedStep] = {}
+    forks: dict[bool, SpmdProgram] = {}
+    """By whether backwards are split: the actions of a program are found once."""
     costs: dict[int, CostReport] = {}
     for settings in alike:
-        schedule = build_schedule(settings.schedule or ONE_FORWARD, step.mesh.size(PIPELINE), settings.accumulate)
-        saved, count = staged.saved(schedule), settings.accumulate
-        for program in step.variants:
-            program.micro_steps = count
+        count = settings.accumulate
+        schedule = build_schedule(settings.schedule or ONE_FORWARD, step.mesh.size(PIPELINE), count)
+        if schedule.splits_backward not in staged:
+            fork = forks[schedule.splits_backward] = step.fork()
+            staged[schedule.splits_backward] = StagedStep(fork.at(largest), machine, largest, schedule)
+        timed, fork = staged[schedule.splits_backward], forks[schedule.splits_backward]
+        for program in fork.variants:
+            ordered(program, schedule)
         if count not in costs:
-            costs[count] = cost_report(step, ran, calls, staged.phases(schedule))
+            costs[count] = cost_report(fork, ran, calls, None if fork.others else timed.phases(count))
+        program = fork.at(largest)
         index, peak = max(
-            peaks.items(), key=lambda item: totals[item[0]] + item[1].peak + saved[ranks[item[0]][PIPELINE]]
+            _live_on_stages(program, ranks, totals).items(), key=lambda item: totals[item[0]] + item[1].peak
         )
         yield PlanChoice(
             step.mesh, settings, rows["parameters"][index], rows["optimizer_states"][index], peak, costs[count], even,
-            added, staged.time(schedule), accumulated(step, ranks[index]), saved[ranks[index][PIPELINE]],
+            added, timed.time(schedule),
         )  # fmt: skip
 
 

@@ -19,11 +19,10 @@ Part = tuple[ActionKind, int]
 @dataclass(frozen=True, slots=True)
 class ActionTimes:
     """The actions of a micro-batch. ``parts``: the work of each; ``transfers``: seconds on the link behind an action;
-    ``saved``: for each member, bytes between the actions of a micro-batch; ``lowered``: all phases."""
+    ``lowered``: all phases."""
 
     parts: Mapping[Part, ComputeStream]
     transfers: Mapping[Part, float]
-    saved: Sequence[int]
     lowered: Sequence[LoweredPhase]
 
     @property
@@ -32,45 +31,28 @@ class ActionTimes:
 
 
 class StagedStep:
-    """A step on pipeline stages with several micro-batches; all schedules with the same placement share the passes."""
+    """A step on pipeline stages with several micro-batches, in the order of schedules with the same placement and the
+    same kinds of actions."""
 
-    def __init__(self, program: SpmdProgram, machine: Machine, coordinates: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: SpmdProgram, machine: Machine, coordinates: Mapping[str, int], schedule: Schedule
+    ) -> None:
         self.program, self.device = program, machine.device
-        self.clock = Clock(program, machine, coordinates)
-        self._times: dict[bool, ActionTimes] = {}
+        self.clock = Clock(ordered(program, schedule), machine, coordinates)
+        self._times = self._timed(phases(program), schedule)
 
     def time(self, schedule: Schedule) -> StepTime:
         """The time of a step in the order of a schedule: the micro-batches, then the update of each member."""
-        times = self._actions(schedule)
+        times = self._times
         update = StepSimulation(self.clock.members, self.clock.prices)
         update.streams = scheduled(schedule, times.parts, times.transfers)
         self.clock.add(update, times.update.graph.nodes, times.update.graph.outputs)
         return total(update.streams, self.device)
 
-    def phases(self, schedule: Schedule) -> list[LoweredPhase]:
-        """The phases of a step in the order of a schedule."""
-        micro_batches = schedule.micro_batches
-        return [
-            phase if phase.name == UPDATE else replace(phase, times=micro_batches)
-            for phase in self._actions(schedule).lowered
-        ]
-
-    def saved(self, schedule: Schedule) -> list[int]:
-        """For each member, bytes of saved values of all micro-batches under way, without those of one micro-batch."""
-        chunks = schedule.stages // len(schedule.members)
-        live = simulate(schedule).peak_live
-        return [
-            round(max(count / chunks - 1, 0) * nbytes) for count, nbytes in zip(live, self._actions(schedule).saved)
-        ]
-
-    def _actions(self, schedule: Schedule) -> ActionTimes:
-        split = schedule.splits_backward
-        if split not in self._times:
-            plan = self.program.stages
-            assert plan is not None
-            self.program.stages = replace(plan, schedule=schedule)
-            self._times[split] = self._timed(phases(self.program), schedule)
-        return self._times[split]
+    def phases(self, micro_batches: int) -> list[LoweredPhase]:
+        """The phases of a step of so many micro-batches."""
+        lowered = self._times.lowered
+        return [phase if phase.name == UPDATE else replace(phase, times=micro_batches) for phase in lowered]
 
     def _timed(self, lowered: Sequence[LoweredPhase], schedule: Schedule) -> ActionTimes:
         plan = self.program.stages
@@ -81,20 +63,21 @@ class StagedStep:
             stages_of[member].append(stage)
         parts: dict[Part, ComputeStream] = {}
         transfers: dict[Part, float] = {}
-        between: dict[str, Sequence[int]] = {}
         for phase in lowered:
             if phase.name != UPDATE:
                 simulation = self.clock.run(phase.graph.nodes, phase.graph.outputs, apart=True)
-                between |= phase.saved
                 kind, chunk = part_of[phase.name]
                 for member, stream in enumerate(simulation.streams):
                     parts[kind, stages_of[member][chunk]] = stream
                     transfers[kind, stages_of[member][chunk]] = simulation.sent[member]
-        saved = [0] * len(schedule.members)
-        for name, members in between.items():
-            for member in members:
-                saved[member] += self.clock.sizes.nbytes(name)
-        return ActionTimes(parts, transfers, saved, lowered)
+        return ActionTimes(parts, transfers, lowered)
+
+
+def ordered(program: SpmdProgram, schedule: Schedule) -> SpmdProgram:
+    """A program on stages, set to the order of a schedule."""
+    assert program.stages is not None
+    program.stages, program.micro_steps = replace(program.stages, schedule=schedule), schedule.micro_batches
+    return program
 
 
 def scheduled(

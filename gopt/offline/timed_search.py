@@ -108,7 +108,7 @@ class TimedSearch:
         if batches is not None:
             return [batches // mesh.data_ranks]
         members = _size(mesh, PIPELINE)
-        return [members, 2 * members, 4 * members] if members > 1 else [1]
+        return [2 * members, 4 * members] if members > 1 else [1]
 
 
 def meshes_with_stages(ranks: int, tensor: Sequence[Mesh]) -> list[Mesh]:

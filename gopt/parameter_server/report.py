@@ -288,7 +288,7 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
 
 
 def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """Return by server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
+    """Return by server: messages and bytes pushed by one trainer in a step, and messages and bytes pulled."""
     types = split.trainer_types()
     pushed: dict[int, tuple[int, int]] = {}
     pulled: dict[int, tuple[int, int]] = {}

@@ -66,7 +66,7 @@ class Sharded(HtmlTable):
 
     @property
     def ran(self) -> list[PassRun]:
-        """The passes in the order in which they ran, with what they report."""
+        """The passes in the order of their runs, with their reports."""
         return self.program.passes
 
     def report(self) -> Report:

@@ -50,7 +50,7 @@ class SizeTable:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold and send the same. ``communication`` is that of one of them, in one update."""
+    """Ranks with equal memory and traffic. ``communication``: the calls of one rank in one update."""
 
     role: str
     ranks: str
@@ -86,7 +86,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupTraffic:
-    """The bytes that ranks send by one collective over one group in one update: the mean over its ranks."""
+    """The bytes sent by one collective over one group in one update, as the mean over the group's ranks."""
 
     group: str
     op: str
