@@ -143,7 +143,8 @@ class StepSimulation:
         begin = max(sender.clock, sender.free.get(PIPELINE, 0.0))
         for number in receivers:
             begin += seconds
-            self.streams[number].arrivals[node.outputs[0]] = Delivery(begin + self.prices.start, True)
+            delivery = Delivery(begin + self.prices.start, True)
+            self.streams[number].arrivals.update(dict.fromkeys(node.outputs, delivery))
         sender.free[PIPELINE] = begin
 
     def _receivers(self, node: Node) -> Sequence[int]:

@@ -82,7 +82,7 @@ class Clock:
         for node in program.graph.nodes if program.stages is not None else ():
             if node.domain == SPMD and node.op_type == TRANSFER:
                 link = self.topology.of(PIPELINE)
-                transfers[node.attributes["tag"]] = link.seconds(1, 2, self.sizes.nbytes(node.inputs[0]))
+                transfers[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
         return Prices(calls, transfers, self.device.call, self.device.overlaps)
 
 
