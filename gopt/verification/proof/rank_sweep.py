@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import ChainMap
 from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
@@ -90,27 +89,40 @@ class NodeOrder:
         return any(position < front for position in self.readers.get(name, ()))
 
 
-class _Followed(ChainMap[str, int]):
-    """The values of a rank in front of its leader's; ``ranges``: values without a reader so far, by name."""
+class _Followed(MutableMapping[str, int]):
+    """The values of a rank: its own in front of its leader's.
+
+    ``ranges``: name -> the group that makes the value, and the ranges, values and shape of the results, of which no
+    reader was there so far."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
-        super().__init__(own, leaders)
-        self.expressions, self.ranges = expressions, dict[str, tuple[Runs, tuple[int, ...], Shape]]()
+        self.own, self.leaders, self.expressions = own, leaders, expressions
+        self.ranges = dict[str, tuple[Group, Runs, Sequence[tuple[int, ...]], Shape]]()
 
     def __getitem__(self, name: str) -> int:
-        own, leaders = self.maps
-        if name in own:
-            return own[name]
+        number = self.own.get(name)
+        if number is not None:
+            return number
         if name in self.ranges:
-            own[name] = self.expressions.apply(FLAT, *self.ranges.pop(name))
-            return own[name]
-        return leaders[name]
+            group, spans, wholes, shape = self.ranges.pop(name)
+            self.own[name] = number = self.expressions.apply(FLAT, spans, wholes[group.names.index(name)], shape)
+            return number
+        return self.leaders[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        own, leaders = self.maps
-        if name in own:
-            return own[name]
-        return self[name] if name in self.ranges else leaders.get(name, default)
+    def __setitem__(self, name: str, number: int) -> None:
+        self.own[name] = number
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("values of a rank stay")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self.leaders), **dict.fromkeys(self.own)})
+
+    def __len__(self) -> int:
+        return len({*self.leaders, *self.own})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.leaders
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +160,7 @@ class RankSweep:
         self.leader, self.order, self.front = leader, order, front
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
         self.reader.follow(leader.reader.widened)
-        self._note(self.values.maps[0])
+        self._note(self.values.own)
         return True
 
     def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
@@ -165,7 +177,7 @@ class RankSweep:
                 values = {name: leader.values[name] for name in done}
                 leader.fronts[self.at] = values, leader.reader.casts(values)
             values, casts = leader.fronts[self.at]
-            self.values.maps[1] = values
+            self.values.leaders = values
             self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:
@@ -175,9 +187,9 @@ class RankSweep:
             self._store(name, number, self.order.readers)
 
     def _store(self, name: str, number: int, readers: Mapping[str, Iterable[int]]) -> None:
-        assert self.leader is not None
+        assert self.leader is not None and isinstance(self.values, _Followed)
         if self.leader.values.get(name) != number:
-            self.values[name] = number
+            self.values.own[name] = number
             for position in readers.get(name, ()):
                 heappush(self.changed, position)
 
@@ -232,7 +244,7 @@ class RankSweep:
         key = shape, *operands
         wholes = group.wholes.get(key) if spans and not self.undefined else None
         if wholes is not None and isinstance(self.values, _Followed):
-            self.values.ranges |= {name: (spans, row, shape) for name, row in zip(group.names, wholes)}
+            self.values.ranges.update(dict.fromkeys(group.names, (group, spans, wholes, shape)))
             for name in group.readers:
                 self._store(name, self.values[name], group.readers)
             return
