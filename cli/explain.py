@@ -14,8 +14,8 @@ from .terminal import print_result
 def command(folder: str, name: str, as_json: bool) -> None:
     """Show what became of one operator, value, state, parameter, bucket, key or table of an output folder.
 
-    The facts are: where it came from, which part each rank holds, the bucket and the calls that carry it, why it was
-    removed or added, and what replaces it. For an unknown name the nearest ones are shown.
+    The facts are the source, the part of each rank, the bucket and the calls with this value, the reason of its
+    removal or addition, and its replacement. For an unknown name the nearest names are shown.
 
     \b
     Example:

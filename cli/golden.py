@@ -32,7 +32,7 @@ def command() -> None:
 def update(folder: str, as_json: bool) -> int:
     """Write the goldens of DIR/gopt-golden.toml to DIR/golden.
 
-    All of them are written in one step, or none.
+    All goldens are written in one step, or no golden is.
 
     \b
     Example:

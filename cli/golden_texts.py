@@ -25,8 +25,8 @@ _REFUSED = ("output", "dry_run", "force", "as_json", "explain", "print_after", "
 def golden_update(folder: str | Path, *, advance: ProgressCallback = no_progress) -> list[str]:
     """Write the goldens that ``gopt-golden.toml`` in a folder asks for; returns what changed, a line each.
 
-    All of them are written in one step, or none. Raises what ``gopt shard`` and ``gopt split`` raise, and InputError
-    where the folder has no ``gopt-golden.toml``.
+    All goldens are written in one step, or no golden is. Raises what ``gopt shard`` and ``gopt split`` raise, and
+    InputError where the folder has no ``gopt-golden.toml``.
 
     >>> from pathlib import Path
     >>> case = 'model = "fixtures/mlp_sgd.onnx"\\noptions = ["--ranks", "2"]\\n'

@@ -30,7 +30,7 @@ from .terminal import print_note, print_result, print_text
 @role_options
 @statistics_option
 def command(path: str, as_json: bool, as_text: bool, config: str | None, **args: Any) -> None:
-    """Show what a training step is: parameters, the optimizer, its constants and what controls it, casts, bytes.
+    """Describe a training step: parameters, the optimizer with its constants and controls, casts, bytes.
 
     The optimizer is recognised by what the update computes, never by a name. For an output folder: the mesh and what
     each rank holds and sends. --text prints one node a line, the same for two equal graphs; of a folder, every rank's.

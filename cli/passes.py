@@ -10,7 +10,7 @@ from .terminal import print_json
 @click.command("passes")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def command(as_json: bool) -> None:
-    """List every pass of gopt shard in their order: what it does, which passes it runs after, its options.
+    """List every pass of gopt shard in order, with its effect, the passes before it, and its options.
 
     An option is shown as NAME = DEFAULT (what it takes); gopt shard -O PASS.NAME=VALUE sets it. "auto" leaves the
     choice to the pass.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .auto import device_option
 from .options import (
     axis_option,
     axis_table,
@@ -32,6 +33,7 @@ from .server_options import MODES, trainers_option
 @click.option("--mesh", metavar="AXES", help="Compare choices for this grid of ranks only, e.g. dp=2,shard=4.")
 @click.option("--memory", metavar="SIZE", help="The memory of a rank, e.g. 80GB: choices that fit come first.")
 @click.option("--link", metavar="LINKS", help="The links between ranks, as RATE:LATENCY, e.g. 200GB/s:5us; see above.")
+@device_option
 @click.option(
     "--bucket-mb",
     type=float,
@@ -65,6 +67,8 @@ def command(model: str, **args: Any) -> None:
     reason for its place. --link names one link for all ranks, one per mesh axis (a group over several goes at the
     slowest), or one for the ranks inside a node and another for the rest.
 
+    With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
+
     With --trainers and --servers it compares how parameters are cut and placed on servers, for the given number of
     servers, half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
 
@@ -74,6 +78,7 @@ def command(model: str, **args: Any) -> None:
       gopt plan step.onnx --mesh dp=8,shard=8 \\
           --link shard=200GB/s:5us,dp=25GB/s:10us
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
+      gopt plan step.onnx --ranks 64 --memory 80GB --device h100
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
     from gopt import api
@@ -102,6 +107,7 @@ def command(model: str, **args: Any) -> None:
             grid if fixed else grid.ranks,
             memory=args["memory"],
             link=link,
+            device=args["device"],
             bucket_mb=args["bucket_mb"],
             advance=advance,
         )

@@ -13,7 +13,7 @@ from .terminal import print_json
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
 
-_OF_RANKS = ("ranks", "mesh", "link", "axis")
+_OF_RANKS = ("ranks", "mesh", "link", "device", "axis")
 _OF_SERVERS = ("mode", "minimum", "wire")
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
-from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 from gopt.text.sanitize import clean_line, listed
 
 from .verbosity import Verbosity, verbosity

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 
 from .render import table
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gopt.artifact.pass_facts import RoleSize
     from gopt.artifact.report_record import BeforeAfter
-    from gopt.spmd.pass_records import PassRecord
+    from gopt.records.pass_facts import PassRecord
 
 _FIRST = ("stage", "partition", "bucket_mb")
 """Options of ``shard`` that the first line always has."""

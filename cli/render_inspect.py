@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 from gopt.text.sanitize import listed
 
 from .render import calls_text, console, print_left, print_notes, print_ranks, table

@@ -21,7 +21,7 @@ from gopt.offline.kinds.rank_file import RankFileInspection
 from gopt.offline.kinds.training_info import TrainingInfoInspection
 from gopt.offline.kinds.value_files import ValuesInspection
 from gopt.records.mesh import format_axes
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 from gopt.text.sanitize import listed
 
 from .render import console, print_left, table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes, format_seconds
 
 from .render import SafeConsole, console, describe, few, print_left, table
 
@@ -21,6 +21,8 @@ NARROW = 130
 _HEAD = ("stage", "partition", "bucket")
 _BYTES = ("parameters", "states", "live", "total")
 _FIGURES = ("× minimum", "calls", "balance", "overlapped")
+_TIMED = ("calls", "compute", "exposed", "step")
+"""The figures of steps that are timed on a device."""
 _MESHES = ("sent/batch", "calls", "balance", "overlapped")
 """The figures of rows of several meshes: their steps see other numbers of batches, and have no minimum in common."""
 _WIDE_ONLY = frozenset({"parameters", "states", "live", "balance"})
@@ -33,6 +35,10 @@ _LEGEND = {
     "balance": "the largest rank divided by the mean",
     "overlapped": "share of the bytes sent that overlaps with computation",
     "time": "what calls add to a step; overlapped bytes do not count, latency always does",
+    "compute": "time of a step's operators on the device, by their operations, bytes and starts",
+    "exposed": "time of calls during which a rank does not compute",
+    "step": "compute, exposed, and what else the device takes for a step",
+    "step/batch": "the time of a step for each batch: the ranks of a step compute several batches",
     "shard, tp": "ranks with batches of their own, which share states, and ranks that compute one batch together",
     "sent/batch": "bytes that a rank sends for each batch: the ranks of a step compute several batches",
     "time/batch": "what calls add for each batch; overlapped bytes do not count, latency always does",
@@ -53,7 +59,7 @@ def render_plan(
         out = SafeConsole(file=out.file, width=WIDTH, fits=out.fits)
     wide = out.width >= NARROW
     shown = few(rows) if mesh else _best_of_each(rows)
-    columns = _columns(mesh, wide, timed=any(row.choice.times is not None for row in rows))
+    columns = _columns(mesh, wide, rows)
     joined = _join([(_line(row.choice, columns), row.why) for row in shown], columns)
     lines, reasons = [line for line, _ in joined], [why for _, why in joined]
     title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
@@ -110,11 +116,13 @@ def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield (f"{start}" if start == last else f"{start}-{last}"), why
 
 
-def _columns(mesh: str, wide: bool, timed: bool) -> list[str]:
-    if mesh:
-        columns = [*_HEAD, *_BYTES, *_FIGURES, *(["time"] if timed else [])]
+def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
+    per = "" if mesh else "/batch"
+    if any(row.choice.time is not None for row in rows):
+        figures = [*_TIMED[:-1], f"{_TIMED[-1]}{per}"]
     else:
-        columns = ["shard", "tp", *_HEAD, *_BYTES, *_MESHES, *(["time/batch"] if timed else [])]
+        figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
+    columns = [*(() if mesh else ("shard", "tp")), *_HEAD, *_BYTES, *figures]
     dropped = _WIDE_ONLY if mesh else _WIDE_ONLY | _WIDEST_ONLY
     return columns if wide else [name for name in columns if name not in dropped]
 
@@ -152,4 +160,10 @@ def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
     if choice.times is not None:
         cells["time"] = f"{choice.times.exposed * 1e3:.3f} ms"
         cells["time/batch"] = f"{choice.times.exposed / choice.batches * 1e3:.3f} ms"
+    if choice.time is not None:
+        cells |= {name: format_seconds(getattr(choice.time, name)) for name in ("compute", "exposed")}
+        cells |= {
+            "step": format_seconds(choice.time.seconds),
+            "step/batch": format_seconds(choice.time.seconds / choice.batches),
+        }
     return [cells.get(name, "") for name in columns]

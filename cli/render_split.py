@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gopt.spmd.pass_records import format_bytes, rank_ranges
+from gopt.text.amounts import format_bytes, rank_ranges
 from gopt.text.sanitize import listed
 
 from .render import console, few, print_left, table

@@ -34,7 +34,7 @@ def command(
       gopt report step.ranks --json
     """
     from gopt.errors import OptionError
-    from gopt.spmd.pass_records import format_bytes
+    from gopt.text.amounts import format_bytes
     from gopt.verbs.report import report
 
     from .json_text import strict_json

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(file: str, more: tuple[str, ...], extract: str | None, deadline: float, as_json: bool) -> int:
-    """Run the command of a reproducer again, and say whether it fails in the same way.
+    """Run the command of a reproducer again, and say whether the command fails in the same way.
 
-    It runs in a folder of its own, which is removed afterwards, and in a process of its own. Options behind -- are
-    added, such as the --data that no reproducer has. Exit code 0 when it fails with the same exit code, the same kind
-    of error and a message of the same form, and 1 when it does not fail, or in another way.
+    The command runs in a separate process and in a temporary folder. Options behind -- are added, such as --data: no
+    reproducer has data. Exit code 0 for a failure with the same exit code, the same kind of error and a message of the
+    same form; 1 for no failure, or another failure.
 
     \b
     Example:

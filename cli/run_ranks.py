@@ -80,8 +80,8 @@ Explain = Callable[[str], None]
 
 
 def _over_mpi(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, Any, Any]:
-    """The transport of processes, a function that runs work on all of them together, and one that prepares what a
-    Trainer takes: engine, and device and calls where they are not the usual ones."""
+    """The transport of processes, a function that runs work on all processes together, and a function that prepares a
+    Trainer's arguments: the engine, and an unusual device or unusual calls."""
     from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
 
     host = raise_on_all_ranks(lambda: MpiEngine(mesh, args["deadline"], explain))

@@ -13,9 +13,10 @@ from .terminal import print_result
 def command(folder: str, as_json: bool) -> None:
     """Take the files of a folder as they are: write their sizes and digests into its manifest or index.
 
-    Commands that read a folder compare its files with these digests, and refuse one that was edited or damaged. Seal a
-    folder after you have edited it by hand, or where an older gopt wrote it without digests. DIR is a folder of gopt
-    shard or gopt split, or one with checkpoints; CHECKPOINT one step of them, which then is one of the run beside it.
+    Commands that read a folder compare its files with these digests, and refuse an edited or damaged file. Seal a
+    folder after an edit by hand, or a folder without digests from an older gopt. DIR is a folder of gopt shard or
+    gopt split, or a folder of checkpoints; CHECKPOINT is one step's folder, and then counts as a checkpoint of the run
+    beside it.
 
     \b
     Example:

@@ -43,6 +43,7 @@ DOCUMENTS = {
     "record": ("Record of a run", "gopt.runtime.parameter_server.run_record:RunRecord"),
     "trace": ("Trace of a run", "gopt.documents.trace_record:TraceFile"),
     "relation": ("Relation", "gopt.verification.proof.relation_file:RelationFile"),
+    "device": ("Device", "gopt.offline.device:DeviceFigures"),
     "verification": ("Result of gopt verify", "gopt.offline.html_report.verification_record:VerificationRecord"),
 }
 """Schema -> its title, and the record that it is made of."""

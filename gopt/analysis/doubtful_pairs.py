@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gopt.analysis.name_hints import one_of_two, propose
+from gopt.analysis.name_hints import one_of_two
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.state_matching import JOIN_COST, reachable_states
+from gopt.analysis.state_matching import JOIN_COST, reachable_states, refuse_open
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
@@ -81,14 +81,14 @@ def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], free_inpu
     for name, joins in read.items():
         if joins < joins_own or (joins == joins_own and free_input is not None and free_input not in read):
             rivals = [name] if free_input is None else [free_input, name]
-            raise _open(step, state, state.tensor, *rivals)
+            refuse_open(step.index, {state.updated: [state.tensor, *rivals]})
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
     """Refuse a state, other than a statistic, where a metric of the same type follows the batch, and may be the new
     value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
-        raise one_of_two(step.index.graph, state.tensor, state.updated, output)
+        raise one_of_two(step.index.graph, {state.tensor: (state.updated, output)})
 
 
 def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None:
@@ -143,13 +143,4 @@ def _no_state(state: State, why: str, *hints: str) -> OpenPairsError:
         {name: output},
         *hints,
         shown=[] if hints else [output],
-    )
-
-
-def _open(step: StepSkeleton, state: State, *names: str) -> OpenPairsError:
-    shown = ", ".join(map(repr, names))
-    return OpenPairsError(
-        f"output {state.updated!r} may replace any of {shown}: the data flow does not say which",
-        propose(step.index.graph, {state.updated: names}),
-        shown=[state.updated],
     )

@@ -79,14 +79,17 @@ def says_new(name: str, output: str) -> bool:
     return bool(separator) and not (before and behind) and affix in _NEW
 
 
-def one_of_two(graph: Graph, name: str, output: str, rival: str) -> OpenPairsError:
+def one_of_two(graph: Graph, outputs: Mapping[str, tuple[str, str]]) -> OpenPairsError:
     """The refusal of a step in which two outputs may each be the new value of an input; the names choose between both,
-    or else the first stands."""
-    meant = rival if pairs_by_name(graph).get(name) == rival else output
+    or else the first stands. ``outputs``: input -> both outputs; one answer settles all inputs."""
+    named = pairs_by_name(graph)
+    ordered = {name: both[::-1] if named.get(name) == both[1] else both for name, both in outputs.items()}
+    name, (output, rival) = next(iter(outputs.items()))
     return OpenPairsError(
-        f"outputs {output!r} and {rival!r} may each be the new value of {name!r}: the data flow does not say which",
-        {name: meant},
-        shown=[output if meant == rival else rival],
+        f"outputs {output!r} and {rival!r} may each be the new value of {name!r}"
+        f"{others(len(outputs) - 1, 'state')}: the data flow does not say which",
+        {name: meant for name, (meant, _) in ordered.items()},
+        shown=[rest for _, rest in ordered.values()],
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gopt.analysis.state_matching import match_copies, reaches, refuse_open
+from gopt.analysis.state_matching import match_copies, only_by_way_of, refuse_open
 from gopt.analysis.step_skeleton import StepSkeleton
 
 
@@ -20,7 +20,7 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
     for name, output in step.updated.items():
         if name in roles.states or output not in step.tainted or name not in step.forward_values:
             continue
-        if _past_alone(step, name, output, gradients_known):
+        if only_by_way_of(index, output, name, gradients_known, step.tainted):
             past[output] = None
     if not past:
         return {}
@@ -32,11 +32,3 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
             refuse_open(index, {output: [step.replaces[output]]})
     changed = any(copies[output] != step.replaces[output] for output in past)
     return {copies[output]: output for output in past} if changed else {}
-
-
-def _past_alone(step: StepSkeleton, name: str, output: str, gradients: set[str]) -> bool:
-    """Return whether an output is made of an input element by element, and only by way of gradients."""
-    gradients.add(name)  # one set for all: it has the size of the gradients
-    beside = reaches(step.index, output, name, gradients, step.tainted)
-    gradients.remove(name)
-    return not beside and reaches(step.index, output, name, {name}, step.tainted)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gopt.analysis.name_hints import pairs_by_name
-from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.role_hints import others
+from gopt.analysis.name_hints import one_of_two
 from gopt.analysis.state_matching import FACTOR_COST, reaches
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, copied_from, walk
@@ -29,7 +27,7 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
     output with the input as a factor alone; of tensors, a join of the paired output with a gradient or another state,
     as an update made of a momentum; of single elements, a curve over the paired output."""
     outputs = {name: output for output, name in pairs.items()}
-    rivals: dict[str, str] = {}  # state -> the first output that could replace it as well
+    rivals: dict[str, tuple[str, str]] = {}  # state -> its output, and the first that could replace it as well
     for output, depths in reach.items():
         if output in pairs:
             continue
@@ -37,22 +35,9 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
             rival = outputs.get(name)
             if rival is None or _factor(reach, name, rival, depth) or _made_of(index, outputs, name, rival, output):
                 continue
-            rivals.setdefault(name, output)
+            rivals.setdefault(name, (rival, output))
     if rivals:
-        raise _open(rivals, outputs, pairs_by_name(index.graph))
-
-
-def _open(rivals: Mapping[str, str], outputs: Mapping[str, str], named: Mapping[str, str]) -> OpenPairsError:
-    """The refusal of all ``rivals``, so that one answer settles every pair. All: state -> output; the hint follows
-    names."""
-    name, output = next(iter(rivals.items()))
-    pairs = {rival: named.get(rival, outputs[rival]) for rival in rivals}
-    return OpenPairsError(
-        f"outputs {outputs[name]!r} and {output!r} may each be the new value of {name!r}"
-        f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
-        pairs,
-        shown=[rivals[rival] if pairs[rival] == outputs[rival] else outputs[rival] for rival in rivals],
-    )
+        raise one_of_two(index.graph, rivals)
 
 
 def _factor(reach: Mapping[str, Mapping[str, int]], name: str, rival: str, depth: int) -> bool:

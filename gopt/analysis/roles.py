@@ -39,8 +39,8 @@ from gopt.analysis.shared_values import recover_shared
 from gopt.analysis.state_matching import (
     match_copies,
     match_states,
+    only_by_way_of,
     reachable_states,
-    reaches,
     refuse_crossed,
     refuse_displaced,
     refuse_open,
@@ -339,10 +339,7 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
             continue
         if name not in index.graph.inputs:
             continue
-        local.add(name)  # one set for all: it has the size of the forward
-        beside = reaches(index, output, name, local)
-        local.remove(name)
-        if not beside and reaches(index, output, name, {name}):
+        if only_by_way_of(index, output, name, local):
             refuse_open(index, {output: [name]})
 
 

@@ -51,6 +51,17 @@ def reaches(
     return any(state == name for state, _ in walk_to_states(index, output, candidates, moving))
 
 
+def only_by_way_of(
+    index: GraphIndex, output: str, name: str, values: set[str], moving: AbstractSet[str] = frozenset()
+) -> bool:
+    """Return whether an output is made of an input element by element, and only by way of ``values``; ``values`` is as
+    before afterwards: one set for all outputs, since it has the size of a step."""
+    values.add(name)
+    beside = reaches(index, output, name, values, moving)
+    values.remove(name)
+    return not beside and reaches(index, output, name, {name}, moving)
+
+
 def walk_to_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
@@ -251,7 +262,7 @@ def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs:
             continue
         name = min(depths, key=lambda state: depths[state])
         if claims.get(name, ("", -1))[1] == depths[name]:
-            raise one_of_two(index.graph, name, claims[name][0], contender)
+            raise one_of_two(index.graph, {name: (claims[name][0], contender)})
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:

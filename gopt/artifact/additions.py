@@ -13,9 +13,9 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankBlock, RankGraph, alike
-from gopt.spmd.pass_records import rank_ranges
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall
+from gopt.text.amounts import rank_ranges
 
 _BUCKET = re.compile(r"gopt\.[a-z-]+\.([a-z]+\d+)\.")
 """Values that passes create are named ``gopt.<pass>.<bucket>.<role>`` (contract section 4)."""

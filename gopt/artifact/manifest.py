@@ -51,7 +51,7 @@ REPORT_FILE = "report.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The manifest describes an output folder: which files each rank runs, and which states it holds."""
+    """The manifest describes an output folder: the files that each rank runs, and the states of each rank."""
 
     format: str = FORMAT
     """The format is the name and version of this format."""

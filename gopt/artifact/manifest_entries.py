@@ -85,8 +85,34 @@ class PipelineEntry:
     (schedules.md); the key is absent when a step has a single micro-batch."""
 
 
+class Typed:
+    """An entry with elements of one type, and a shape."""
+
+    __slots__ = ()
+    dtype: str
+    shape: Shape | None
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.shape)
+
+
 @dataclass(frozen=True, slots=True)
-class SourceState:
+class ValueEntry(Typed):
+    """A value of the rank's files."""
+
+    name: str
+    """The value has this name."""
+    dtype: str
+    """The elements of the value have this type."""
+    shape: Shape | None
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState(Typed):
     """A state of the source: its input, the output replacing it, and the parameter it belongs to."""
 
     tensor: str
@@ -104,23 +130,11 @@ class SourceState:
     the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
     length."""
 
-    @property
-    def type(self) -> TensorType:
-        return TensorType(self.dtype, self.shape)
-
 
 @dataclass(frozen=True, slots=True)
-class InputEntry:
+class InputEntry(ValueEntry):
     """An input that is not a state."""
 
-    name: str
-    """The input has this name."""
-    dtype: str
-    """The elements of the input have this type."""
-    shape: Shape | None
-    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
-    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
-    length."""
     kind: InputKind
     """The kind is batch for an input that belongs to the batch, and hyper for a hyper-parameter."""
     draw: Draw | None = field(default=None, metadata=OPTIONAL)
@@ -130,23 +144,10 @@ class InputEntry:
     default: DefaultValue | None = field(default=None, metadata=OPTIONAL)
     """The value of the hyper-parameter where a run sets none; the key is absent where one must be set."""
 
-    @property
-    def type(self) -> TensorType:
-        return TensorType(self.dtype, self.shape)
-
 
 @dataclass(frozen=True, slots=True)
-class OutputEntry:
+class OutputEntry(ValueEntry):
     """An output replacing no state."""
-
-    name: str
-    """The output has this name."""
-    dtype: str
-    """The elements of the output have this type."""
-    shape: Shape | None
-    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
-    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
-    length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class LocalState:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalAccumulator:
+class LocalAccumulator(Typed):
     """A sum of gradients a rank carries from file to file: zero before the first micro-step."""
 
     input: str
@@ -184,28 +185,14 @@ class LocalAccumulator:
     shape: tuple[Count, ...]
     """The shape is the list of the lengths of the dimensions, in elements."""
 
-    @property
-    def type(self) -> TensorType:
-        return TensorType(self.dtype, self.shape)
-
 
 @dataclass(frozen=True, slots=True)
-class SavedValue:
+class SavedValue(ValueEntry):
     """A value of a micro-batch carried from an earlier file of a rank to a later file."""
 
     name: str
     """An earlier file of the rank returns the value as the output of this name, and a later file reads the input of
     this name."""
-    dtype: str
-    """The elements of the value have this type."""
-    shape: Shape | None
-    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
-    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
-    length."""
-
-    @property
-    def type(self) -> TensorType:
-        return TensorType(self.dtype, self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from gopt.ir.graph import Node
 from gopt.ir.opaque.origin import OpaqueCall
 from gopt.ir.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
 from gopt.ir.opaque.schema_roles import calls
-from gopt.spmd.pass_records import PassRun, rank_ranges
+from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
+from gopt.text.amounts import rank_ranges
 
 PASS = "refold-optimizers"
 UNREAD = "a result of an optimizer that nothing reads"

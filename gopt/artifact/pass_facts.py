@@ -8,8 +8,7 @@ from typing import Annotated
 
 from gopt.documents.records import OPTIONAL, Amount, Count, Positive, from_document, one_of
 from gopt.records.pass_facts import BucketFacts as BucketFacts
-from gopt.records.pass_facts import OperatorFacts
-from gopt.spmd.pass_records import PassRecord
+from gopt.records.pass_facts import OperatorFacts, PassRecord
 
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:

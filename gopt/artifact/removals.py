@@ -14,8 +14,9 @@ from gopt.ir.rewriter import Removal
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.types import TensorType
 from gopt.records.placements import FULLY_REPLICATED, Sharding
-from gopt.spmd.pass_records import PassRun, rank_ranges
+from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.text.amounts import rank_ranges
 
 
 class RemovalReason(NamedTuple):

@@ -23,15 +23,15 @@ from gopt.artifact.step_size import before_after
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.lower.carried_values import FOLLOWED, find_followed
-from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS, MASKS, SCALES
+from gopt.records.checks import Check
 from gopt.records.mesh import PIPELINE
-from gopt.spmd.pass_records import balance, format_bytes
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.spmd.traffic import calls_of
 from gopt.system.background import Task
+from gopt.text.amounts import balance, format_bytes
 from gopt.text.sanitize import listed
 
 

@@ -16,9 +16,8 @@ from gopt.artifact.manifest import REPORT_FILE as REPORT_FILE
 from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
-from gopt.lower.invariants import Check
-from gopt.records.pass_facts import TrafficKind
-from gopt.spmd.pass_records import PassRecord
+from gopt.records.checks import Check
+from gopt.records.pass_facts import PassRecord, TrafficKind
 from gopt.spmd.traffic import Overlap
 
 FORMAT = "gopt-report/2"
@@ -74,7 +73,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """Bytes a rank holds, and that it sends in one update with all its micro-steps."""
+    """Bytes in a rank's memory, and bytes that the rank sends in one update with all micro-steps."""
 
     rank: Count
     """The rank has this number, counted from 0."""
@@ -152,6 +151,8 @@ class ChoiceEntry:
     """A rank may hold this many bytes (--memory); null means that no limit was given."""
     link: str | None
     """The links between ranks are these, as --link gave them; null means that none were given."""
+    device: str | None = field(default=None, metadata=OPTIONAL)
+    """Steps were timed on the device of this name; the key is absent when no device was given."""
     stage: Count
     """The choice has this stage."""
     partition: str
@@ -175,6 +176,10 @@ class ChoiceEntry:
     seconds: Mapping[str, Amount] | None = field(default=None, metadata=OPTIONAL)
     """The table gives seconds that the calls of one step take on the links: total, one after the other, exposed, hidden
     by no computation, and latency, of the calls; the key is absent when no links were given."""
+    step: Mapping[str, Amount] | None = field(default=None, metadata=OPTIONAL)
+    """The table gives seconds of one step on the device, and the parts that add up to them: compute, recompute,
+    exposed calls, bubble of pipeline stages, and fixed, beside the operators; the key is absent when no device was
+    given."""
     fits: bool
     """The value says whether the total is within memory; it is true when no limit was given."""
     why: str

@@ -52,7 +52,7 @@ class StatesFile:
         return self.offset[key] + (0 if key == state.input else nbytes(state.type.dtype, state.pieces[0].start))
 
     def _key(self, state: RankState) -> str:
-        """The name of a stored state: its own if it has its own place."""
+        """The name under which a state is stored: the state's own name for a state with a place of its own."""
         if state.input in self.offset and not any(piece.box for piece in state.pieces):
             return state.input
         return stored(state.stored, state.pieces[0].box)

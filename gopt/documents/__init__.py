@@ -55,6 +55,7 @@ RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message
 RECORD = DocumentKind("a record of a run", "record", "DOCUMENT_BYTES")
 TRACE = DocumentKind("a trace", "trace", "DOCUMENT_BYTES")
 RELATION = DocumentKind("a relation", "relation", "DOCUMENT_BYTES")
+DEVICE = DocumentKind("a device", "device", "CONFIG_BYTES")
 VERIFICATION = DocumentKind("a result of gopt verify", "verification", "DOCUMENT_BYTES")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

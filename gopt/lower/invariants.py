@@ -14,25 +14,10 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.records.boxes import Box, all_boxes, box_elements
-from gopt.records.pass_facts import Figure
+from gopt.records.checks import Check
 from gopt.spmd.program import SpmdProgram
 
 TRANSFERS = tuple(name for name, record in COLLECTIVES.items() if record.pairwise)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A checked invariant, and the number of checked things."""
-
-    name: str
-    """The invariant has this name."""
-    what: str
-    """The sentence says what held."""
-    count: Figure
-    """The invariant was checked on this many things; 0 means that there was none, or that not all ranks were made."""
-
-    def to_json(self) -> dict[str, object]:
-        return {"name": self.name, "what": self.what, "count": self.count}
 
 
 def check_ranks(

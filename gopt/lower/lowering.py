@@ -10,12 +10,13 @@ from gopt.errors import InvariantError
 from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
 from gopt.lower.carried_values import check_carried_values, followed_states
-from gopt.lower.invariants import Check, check_ranks
+from gopt.lower.invariants import check_ranks
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.lower.refolded import check_refolded
 from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
+from gopt.records.checks import Check
 from gopt.spmd.bucket_order import check_bucket_order
 from gopt.spmd.kept_nodes import check_kept_nodes
 from gopt.spmd.program import SpmdProgram

@@ -21,7 +21,7 @@ from gopt.lower.phases import LoweredPhase
 from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankSaved, RankState, ShardRange
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
-from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.program import Accumulator, ShardedState, SpmdProgram
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
@@ -49,9 +49,12 @@ class Specialiser:
 
     def __init__(self, program: SpmdProgram, phase: LoweredPhase) -> None:
         self.program, self.phase = program, phase
-        self._items = list(_items(phase.graph.nodes))
-        self._locals = list(_local_values(program, phase))
-        self._apart = [state for state in program.states if _apart(program, state)]
+        self._whole = _Share(
+            list(_items(phase.graph.nodes)), list(_local_values(program, phase)),
+            [state for state in program.states if _apart(program, state)], program.accumulators,
+        )  # fmt: skip
+        self._shares: dict[int, _Share] = {}
+        """Member of the pipeline -> what is not of other members alone."""
         self._variants: dict[Hashable, tuple[Node, ...]] = {}
         """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], RankBlock] = {}
@@ -70,10 +73,19 @@ class Specialiser:
         self._made.setdefault(tuple(read.axes), {})[tuple(read.axes.values())] = graph
         return graph
 
+    def _share(self, at: _Rank) -> _Share:
+        if self.program.stages is None:
+            return self._whole
+        member = at.coordinates[PIPELINE]
+        if member not in self._shares:
+            self._shares[member] = self._whole.on_stage_of(member)
+        return self._shares[member]
+
     def _specialised(self, at: _Rank) -> RankGraph:
-        self._hold(at)
+        share = self._share(at)
+        self._hold(at, share)
         nodes: list[Node] = []
-        for item in self._items:
+        for item in share.items:
             if isinstance(item, RankBlock):
                 self._close(at, nodes)
                 at.out.blocks.append(item)
@@ -86,7 +98,7 @@ class Specialiser:
         self._close(at, nodes)
         if not at.out.blocks:  # such as the input half of a backward of the first stage
             at.out.blocks.append(NOTHING)
-        for name, type, sharding in self._locals:
+        for name, type, sharding in share.locals:
             owners = [(axis, part) for axis, part in sharding.by_axis if isinstance(part, OnMember)]
             if not all(part.covers(at.coordinates[axis]) for axis, part in owners):
                 continue
@@ -95,15 +107,15 @@ class Specialiser:
             self._add_functions(at)
         return at.out
 
-    def _hold(self, at: _Rank) -> None:
+    def _hold(self, at: _Rank, share: _Share) -> None:
         """Note the states and accumulators the rank has."""
-        for state in self._apart:
+        for state in share.states:
             if state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
                 rank_state = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
                 at.out.states.append(rank_state)
                 at.present.add(state.input)
-        for summed in self.program.accumulators:
+        for summed in share.sums:
             if summed.present(at.coordinates):
                 type = summed.local_type(at.coordinates)
                 at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
@@ -195,6 +207,30 @@ class Specialiser:
             else RankBlock.of(tuple(now.get(node, node) for node in block.nodes), shared=False)
             for block in at.out.blocks
         ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The nodes, values, states and sums that some ranks have: of all stages, or of the stages of one member."""
+
+    items: Sequence[RankBlock | _PlacedRun | Node]
+    locals: Sequence[tuple[str, TensorType, Sharding]]
+    states: Sequence[ShardedState]
+    sums: Sequence[Accumulator]
+
+    def on_stage_of(self, member: int) -> _Share:
+        """The share without the stages of other members: a rank of many stages then costs its own stages alone."""
+
+        def near(sharding: Sharding) -> bool:
+            placement = sharding.on(PIPELINE)
+            return not isinstance(placement, OnMember) or placement.member == member
+
+        return _Share(
+            [item for item in self.items if isinstance(item, RankBlock) or near(item.sharding)],
+            [item for item in self.locals if near(item[2])],
+            [item for item in self.states if near(item.sharding)],
+            [item for item in self.sums if near(item.sharding)],
+        )
 
 
 class _ReadCoordinates(Mapping[str, int]):

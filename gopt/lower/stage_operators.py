@@ -11,7 +11,7 @@ from gopt.tensor_parallel.builder import PASS
 
 
 def transfer(node: Node, context: LoweringContext) -> Lowered:
-    """Send the value to the target, or to all receivers; receive it there.
+    """Send the values to the target, or a value to all receivers; receive them there.
 
     Of a transfer in halves (``stage_phases``) an action sends and a later action receives. A value for all stages is
     received ahead by later stages, and shown in the end.
@@ -41,19 +41,20 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
     if shows and half and member in later:
         return Lowered("hands on", lambda: [make(node, "Identity", [node.inputs[1]], output)])
     if member == source and sends and (targets or shows):
-        peers, value = tuple(map(rank_at, targets)), node.inputs[0]
+        peers = tuple(map(rank_at, targets))
 
         def calls() -> list[Node]:
-            shown = [make(node, "Identity", [value], output)] if shows else []
-            return [*(call("Send", [value], [], peer) for peer in peers), *shown]
+            shown = [make(node, "Identity", [node.inputs[0]], output)] if shows else []
+            return [*(call("Send", node.inputs, [], peer) for peer in peers), *shown]
 
         return Lowered(("send", *peers), calls, absent=not shows)
     if member not in targets or not receives:
         return Lowered("elsewhere", list, absent=True)
     peer = rank_at(source)
-    type, sharding = context.types[output], context.sharded.get(output, FULLY_REPLICATED)
-    local = TensorType(type.dtype, sharding.local_shape(type.dims, context.coordinates))
-    attributes = {"dtype": local.dtype, "shapes": [format_shape(local.dims)]}
-    receive = Lowered(("receive", peer, local), lambda: [call("Recv", [], [output], peer, **attributes)])
-    receive.types[output] = local
-    return receive
+    local: dict[str, TensorType] = {}
+    for name in node.outputs:
+        type, sharding = context.types[name], context.sharded.get(name, FULLY_REPLICATED)
+        local[name] = TensorType(type.dtype, sharding.local_shape(type.dims, context.coordinates))
+    attributes = {"dtype": local[output].dtype, "shapes": [format_shape(type.dims) for type in local.values()]}
+    key = "receive", peer, *local.values()
+    return Lowered(key, lambda: [call("Recv", [], node.outputs, peer, **attributes)], types=local)

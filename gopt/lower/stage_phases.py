@@ -191,8 +191,8 @@ class _Divided:
             for node in reversed(self.common):
                 if not action.needed.isdisjoint(node.outputs):
                     action.needed.update(node.reads)
-            for name in action.needed:
-                if self.part_of.get(name, part) != part:
+            for name, made_by in self.part_of.items():
+                if made_by != part and name in action.needed:
                     readers.setdefault(name, []).append(part)
         position = {node.first_output: number for number, node in enumerate(self.program.graph.nodes)}
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}

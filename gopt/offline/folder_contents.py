@@ -49,7 +49,7 @@ from gopt.passes.base import dashed
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.boxes import in_grid, rows_of
 from gopt.records.mesh import Mesh
-from gopt.spmd.pass_records import rank_ranges
+from gopt.text.amounts import rank_ranges
 from gopt.text.sanitize import show
 
 StoredPieces = Mapping[str, Mapping[Place, Mapping[int, Tensor]]]

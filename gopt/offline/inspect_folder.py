@@ -15,10 +15,10 @@ from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEn
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
-from gopt.lower.invariants import Check
 from gopt.offline.folder_contents import folder_records
 from gopt.offline.inspect_split import SplitInspection, inspect_split
-from gopt.spmd.pass_records import PassRecord
+from gopt.records.checks import Check
+from gopt.records.pass_facts import PassRecord
 from gopt.text.notebook import HtmlTable
 
 

@@ -15,7 +15,7 @@ from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.errors import InputError
-from gopt.spmd.pass_records import balance
+from gopt.text.amounts import balance
 from gopt.text.notebook import HtmlTable
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
+from gopt.offline.device import DeviceFigures
 from gopt.offline.plan import PlanChoice, split_choices, split_program
 from gopt.passes.preflight import check_planned
 from gopt.records.mesh import SHARD, TENSOR, Mesh
@@ -49,6 +50,7 @@ def weigh(
     *,
     caps: Sequence[float | None] | None = None,
     link: str | None = None,
+    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> MeshChoices:
     """The choices of every mesh, each split once; ``on_mesh`` gives the step sharded for a mesh.
@@ -60,7 +62,7 @@ def weigh(
             topology = None if link is None else Topology.parse(link, mesh)
             check_planned(mesh)
             split = split_program(on_mesh(mesh), mesh, topology)
-            result.found += split_choices(split, caps=caps, topology=topology, advance=advance)
+            result.found += split_choices(split, caps=caps, topology=topology, device=device, advance=advance)
         except (OptionError, UnsupportedError) as error:
             if mesh is meshes[0]:
                 raise

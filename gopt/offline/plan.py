@@ -11,6 +11,8 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
+from gopt.offline.device import DeviceFigures
+from gopt.offline.step_time import Machine, StepTime, step_time
 from gopt.offline.times import CommTimes, times
 from gopt.passes.base import dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
@@ -18,8 +20,9 @@ from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.step_memory import LivePeaks, balance, held, live, members, reduced_gradient_bytes
+from gopt.spmd.step_memory import LivePeaks, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import calls_of
+from gopt.text.amounts import balance
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)
@@ -62,6 +65,8 @@ class PlanChoice:
     costs: CostReport
     balance: float
     times: CommTimes | None
+    time: StepTime | None = None
+    """Of a step on a device; None where no device is given."""
 
     @property
     def held(self) -> int:
@@ -80,8 +85,10 @@ class PlanChoice:
 
     @property
     def seconds(self) -> float:
-        """Seconds of calls added to a step for each batch, to three digits; 0 without links."""
-        return 0.0 if self.times is None else float(f"{self.times.exposed / self.batches:.3g}")
+        """Seconds for each batch, to three digits: of a step on a device, else of calls added to a step; 0 without
+        links."""
+        added = 0.0 if self.times is None else self.times.exposed
+        return float(f"{(added if self.time is None else self.time.seconds) / self.batches:.3g}")
 
     def __repr__(self) -> str:
         return f"<Choice {self.mesh}, {self.settings}: {self.held} bytes held, {self.costs.calls.count} calls>"
@@ -99,7 +106,8 @@ class PlanChoice:
             "balance": self.balance,
             "hidden_share": costs.overlap.hidden_share,
         }  # fmt: skip
-        return record | ({} if self.times is None else {"seconds": asdict(self.times)})
+        record |= {} if self.times is None else {"seconds": asdict(self.times)}
+        return record | ({} if self.time is None else {"step": asdict(self.time)})
 
 
 def choices(
@@ -108,14 +116,17 @@ def choices(
     *,
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
+    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
     """Run the passes for every choice and weigh the resulting graph; no rank's graph is made.
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
-    split once for all choices. Where no ranks share states, all stages are stage 0."""
+    split once for all choices. Where no ranks share states, all stages are stage 0. ``device``: for times of whole
+    steps, with the links of ``topology``."""
     check_planned(mesh)
-    yield from split_choices(split_program(training, mesh, topology), caps=caps, topology=topology, advance=advance)
+    split = split_program(training, mesh, topology)
+    yield from split_choices(split, caps=caps, topology=topology, device=device, advance=advance)
 
 
 def split_choices(
@@ -123,6 +134,7 @@ def split_choices(
     *,
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
+    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
     """As ``choices``, of a step made by ``split_program``."""
@@ -141,7 +153,7 @@ def split_choices(
                     # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
                     yield replace(alike, settings=settings)
                     continue
-                choice = estimate_cost(split, settings, topology)
+                choice = estimate_cost(split, settings, topology, device)
                 alike = choice if stage == 1 else None
                 yield choice
 
@@ -175,16 +187,20 @@ def bucket_choices(training: TrainingGraph) -> list[float | None]:
     return list(distinct.values())
 
 
-def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topology | None) -> PlanChoice:
+def estimate_cost(
+    split: SpmdProgram, settings: ShardSettings, topology: Topology | None, device: DeviceFigures | None = None
+) -> PlanChoice:
     """The cost of one choice for a step made by ``split_program``, left unchanged."""
     step = split.fork()
     pipeline = settings.pipeline(**_linked(topology))
     ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
     calls = calls_of(step)
     rows = held(step)
+    even = {**rows, "gradients": reduced_gradient_bytes(step)}
     totals = [sum(bytes) for bytes in zip(*rows.values())]
     largest = members(step)[totals.index(max(totals))]
     variant = step.at(largest)
+    machine = None if device is None or topology is None else Machine(device, topology)
     return PlanChoice(
         step.mesh,
         settings,
@@ -192,6 +208,7 @@ def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topolog
         max(rows["optimizer_states"]),
         live(variant, calls_of(variant), largest),
         cost_report(step, ran, calls),
-        balance({**rows, "gradients": reduced_gradient_bytes(step)}),
+        max(map(balance, even.values())),
         None if topology is None else times(calls, topology),
+        None if machine is None else step_time(variant, machine, largest),
     )

@@ -10,7 +10,8 @@ from gopt.artifact.report_record import ChoiceEntry
 from gopt.documents.records import from_document
 from gopt.errors import OptionError
 from gopt.offline.plan import PlanChoice
-from gopt.spmd.pass_records import format_bytes
+from gopt.offline.step_time import StepTime
+from gopt.text.amounts import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class RankedChoice:
     def to_json(self) -> dict[str, Any]:
         return {**self.choice.to_json(), "fits": self.fits, "why": self.why}
 
-    def entry(self, weighed: int, memory: int | None, link: str | None) -> ChoiceEntry:
+    def entry(self, weighed: int, memory: int | None, link: str | None, device: str | None = None) -> ChoiceEntry:
         """Return the report's entry of this choice, as the best of ``weighed`` choices under these limits."""
-        limits = {"weighed": weighed, "memory": memory, "link": link}
+        limits = {"weighed": weighed, "memory": memory, "link": link, "device": device}
         return from_document(ChoiceEntry, {**limits, **self.to_json()})
 
 
@@ -99,6 +100,8 @@ def _times_the_bytes(choice: PlanChoice, top: PlanChoice) -> str:
 
 def _praise(choice: PlanChoice, memory: int | None) -> str:
     among = "" if memory is None else " of those that fit"
+    if choice.time is not None:
+        return f"least time{among}: {choice.time.compute / choice.time.seconds:.0%} of the step is computation"
     if choice.times is None:
         return f"fewest bytes sent{among}, then least memory"
     return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
@@ -107,6 +110,8 @@ def _praise(choice: PlanChoice, memory: int | None) -> str:
 def _cause(choice: PlanChoice, top: PlanChoice) -> str:
     """Return why a choice is slower than the first: latency of its calls, or bytes that do not overlap."""
     mine, theirs = choice.costs, top.costs
+    if choice.time is not None and top.time is not None:
+        return _slower_part(choice, choice.time, top, top.time)
     if choice.times is not None and top.times is not None:
         starts = choice.times.latency / choice.batches - top.times.latency / top.batches
         if starts > (choice.times.exposed / choice.batches - top.times.exposed / top.batches) - starts:
@@ -120,6 +125,23 @@ def _cause(choice: PlanChoice, top: PlanChoice) -> str:
     if choice.sent > top.sent:
         return _times_the_bytes(choice, top)
     return f"its bytes take longer (balance {choice.balance:.3f})"
+
+
+_PARTS = {
+    "compute": "its operators take", "recompute": "what runs a second time takes", "exposed": "calls keep it waiting",
+    "bubble": "stages wait for one another", "fixed": "its runs of files take",
+}  # fmt: skip
+
+
+def _slower_part(choice: PlanChoice, mine: StepTime, top: PlanChoice, theirs: StepTime) -> str:
+    """The part of a step's time with the largest growth over the first choice, for each batch."""
+
+    def more(part: str) -> float:
+        return float(getattr(mine, part) / choice.batches - getattr(theirs, part) / top.batches)
+
+    part = max(_PARTS, key=more)
+    per_batch = "" if choice.batches == top.batches else " for each batch"
+    return f"{_PARTS[part]} {format_seconds(more(part))} longer{per_batch}"
 
 
 def _count(choice: PlanChoice) -> str:

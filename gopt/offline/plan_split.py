@@ -14,7 +14,7 @@ from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.plan import ServerPlan
 from gopt.parameter_server.slicing import Slicing
 from gopt.parameter_server.split import place_step, pulled_beside
-from gopt.spmd.pass_records import balance, format_bytes
+from gopt.text.amounts import balance, format_bytes
 
 _SLICINGS = (Slicing.BALANCED, Slicing.CLASSIC, Slicing.OFF)
 _PLACEMENTS = (Placement.BYTES, Placement.ROUND_ROBIN, Placement.HASH)

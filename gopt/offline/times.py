@@ -26,15 +26,19 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
     issue and the first reader count as hidden; the latency does not, for every call costs a start."""
     total = exposed = latency = 0.0
     for call in calls:
-        group = str(call.node.attributes["group"])
-        link = topology.of(group)
-        rounds = 2 if call.node.op_type == "AllReduce" else 1
-        start = link.start(rounds, topology.mesh.size(group))
-        bytes_ = call.sent * _skew(call) / link.bandwidth
+        start, bytes_ = call_times(call, topology)
         total += start + bytes_
         exposed += start + (0.0 if call.hidden else bytes_)
         latency += start
     return CommTimes(total, exposed, latency)
+
+
+def call_times(call: CollectiveCall, topology: Topology) -> tuple[float, float]:
+    """Seconds of a call until the first byte, and of the bytes sent by a rank."""
+    group = str(call.node.attributes["group"])
+    link = topology.of(group)
+    rounds = 2 if call.node.op_type == "AllReduce" else 1
+    return link.start(rounds, topology.mesh.size(group)), call.sent * _skew(call) / link.bandwidth
 
 
 def _skew(call: CollectiveCall) -> float:

@@ -1,4 +1,4 @@
-"""Updates only the touched rows of a table: gathers them from the states, updates them and scatters them back.
+"""Updates only the touched rows of a table: gathers these rows from the states, updates and scatters the rows.
 
 A row is touched in a round if a trainer pushed it, even with a gradient of zero. All other rows and their optimizer
 states stay. Values that all rows share, such as the step number, advance by one a round.

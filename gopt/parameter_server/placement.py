@@ -99,8 +99,8 @@ def _spread(
 ) -> Iterator[tuple[int, int]]:
     """Take servers from a heap of (bytes, server) for a run of equal pieces of one tensor.
 
-    ``aside`` has the servers of the fewest bytes, ``level``, that have a piece of the tensor already. They stay aside
-    for the whole run, so that a run looks at each server once and at those that it chooses.
+    ``aside`` has the servers of the fewest bytes, ``level``, that have a piece of the tensor already. These servers
+    stay aside for the whole run, so that a run looks once at each server, and again at a chosen server.
     """
     aside: list[tuple[int, int]] = []
     level = 0

@@ -42,10 +42,11 @@ from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 from gopt.records.mesh import Mesh
+from gopt.records.pass_facts import PassRecord
 from gopt.records.tables import Rows
-from gopt.spmd.pass_records import PassRecord, balance, format_bytes, rank_ranges
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import Overlap
+from gopt.text.amounts import balance, format_bytes, rank_ranges
 from gopt.text.sanitize import show
 
 _REASONS = {
@@ -287,7 +288,7 @@ def _usages(split: SplitStep) -> Iterator[RankUsage]:
 
 
 def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
-    """Return by server: messages and bytes that one trainer pushes in a step, and those that it pulls."""
+    """Return by server: messages and bytes pushed by one trainer in a step, and messages and bytes pulled."""
     types = split.trainer_types()
     pushed: dict[int, tuple[int, int]] = {}
     pulled: dict[int, tuple[int, int]] = {}

@@ -13,7 +13,9 @@ from gopt.ir.phase import Phase
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
-from gopt.spmd.pass_records import PassRecord, PassRun, rank_ranges
+from gopt.records.pass_facts import PassRecord
+from gopt.spmd.pass_records import PassRun
+from gopt.text.amounts import rank_ranges
 
 _ON_TRAINERS = RemovalReason(PASS, "trainers run forward and backward")
 _ON_SERVERS = RemovalReason(PASS, "servers run the update")

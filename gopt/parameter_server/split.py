@@ -20,7 +20,6 @@ from gopt.artifact.server_entries import (
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import TensorType
-from gopt.lower.invariants import Check
 from gopt.lower.lowering import LoweredProgram, lower
 from gopt.lower.rank_graph import RankGraph
 from gopt.parameter_server.blocks import find_blocks
@@ -33,6 +32,7 @@ from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.trainers import TrainerScalars, trainer_program
+from gopt.records.checks import Check
 from gopt.records.roles import RolesEntry
 from gopt.records.tables import TableLayout
 from gopt.spmd.pass_records import PassResult

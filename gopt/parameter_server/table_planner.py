@@ -2,8 +2,8 @@
 
 A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. For the others, the planner
 compares plans splitting the first k tables, the heaviest first, and putting each of the rest whole on the least loaded
-server. Of the plans that fit the servers' memory, it takes the one whose fullest server has the least load, or one that
-splits fewer tables and is nearly as good: a split table costs a message to each server in every step.
+server. Of the plans that fit the servers' memory, the planner takes the plan with the least load on the fullest server,
+or a nearly equal plan with fewer split tables: a split table costs a message to each server in every step.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """A server's load from tables: bytes that it holds, and bytes it moves in a step; dense tables are left out."""
+    """A server's load from tables, without dense tables: bytes in memory, and bytes moved in a step."""
 
     nbytes: int = 0
     traffic: float = 0.0

@@ -37,8 +37,8 @@ from gopt.spmd.program import Accumulator, BucketSlice, ShardedState, SpmdProgra
 
 @dataclass(frozen=True, slots=True)
 class TrainerScalars:
-    """Values that travel beside parameters: buckets of states that trainers pull, each with the server that alone has
-    it or None, of values they push, and of metrics."""
+    """Values that travel beside parameters: buckets of pulled states, each with the only server of the bucket or
+    None, buckets of pushed values, and buckets of metrics."""
 
     states: Mapping[str, tuple[int, int | None]]
     values: Mapping[str, int]

@@ -12,9 +12,10 @@ from gopt.ir.def_use_check import check_graph
 from gopt.passes import DEFAULT, find
 from gopt.passes.base import Pass, build_options, show_options
 from gopt.records.mesh import Mesh
+from gopt.records.pass_facts import PassRecord
 from gopt.spmd.bucket_order import check_bucket_order
 from gopt.spmd.kept_nodes import check_kept_nodes
-from gopt.spmd.pass_records import PassRecord, PassRun
+from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.verifier import infer_shardings
 from gopt.system.progress import ProgressCallback, no_progress

@@ -235,6 +235,12 @@ class Mesh:
         return position
 
     @property
+    def splits_computation(self) -> bool:
+        """Whether ranks along an axis of a known name compute parts of one batch together."""
+        kinds = dict(self.kinds)
+        return any(size > 1 and name not in self.data_axes and name not in kinds for name, size in self.axes)
+
+    @property
     def shard_axis(self) -> str:
         """The axis that shares out states: ``shard``; '' for one rank."""
         return SHARD if dict(self.axes).get(SHARD, 1) > 1 else ""

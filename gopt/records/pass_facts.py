@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any
 
-from gopt.documents.records import OPTIONAL, Amount, Bounds, Count, Loose, key, one_of
+from gopt.documents.records import OPTIONAL, Amount, Bounds, Count, Loose, key, one_of, to_document
 
 Figure = Count
 TrafficKind = Annotated[str, one_of("gradients", "parameters", "other")]
@@ -14,6 +14,26 @@ Share = Annotated[float, Bounds(minimum=0, maximum=1)]
 SIZES = one_of("balanced", "ceil", "floor-last")
 STATISTICS = one_of("auto", "mean", "root", "local", "sync")
 STAGES = Bounds(minimum=0)
+
+
+def figures_of(facts: Any) -> Mapping[str, Any]:
+    """Return the facts of a pass, a record of this file or a table like it, as the report has them."""
+    return to_document(facts) if is_dataclass(facts) else facts
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A pass run: the options as resolved, and the figures."""
+
+    name: str
+    """The pass has this name."""
+    options: Mapping[str, Any]
+    """The table has the options of the pass as resolved; its keys depend on the pass, and null means that none was
+    given."""
+    facts: Mapping[str, Any] = field(repr=False)
+    """The table has the figures of the pass; its keys depend on the pass, and it is empty when the pass did nothing."""
+    note: str = field(default="", metadata=OPTIONAL)
+    """The note says in words what is special, mostly why the pass did nothing; the key is absent when nothing is."""
 
 
 class PassOptions(Loose):

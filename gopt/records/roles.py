@@ -16,6 +16,7 @@ from itertools import pairwise
 from gopt import limits
 from gopt.documents.records import OPTIONAL, Count, Positive
 from gopt.errors import OptionError
+from gopt.text.amounts import rank_ranges
 from gopt.text.sanitize import show
 from gopt.text.suggestions import did_you_mean
 
@@ -187,8 +188,8 @@ class Roles:
         """Return the text for ``parse``; a description while the number of trainers is open."""
         if self.is_open:
             return f"any number of trainers and {_counted(self.servers, RoleKind.SERVER)}"
-        parts = [f"trainer:{_ranges(self.trainer_ranks)}"]
-        return ";".join([*parts, *([f"server:{_ranges(self.server_ranks)}"] if self.servers else [])])
+        parts = [f"trainer:{rank_ranges(self.trainer_ranks)}"]
+        return ";".join([*parts, *([f"server:{rank_ranges(self.server_ranks)}"] if self.servers else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,17 +279,6 @@ def _kind(word: str) -> RoleKind:
     except ValueError:
         hint = did_you_mean(word.lower(), [kind.value for kind in _KINDS]) or "a rank is a trainer or a server"
         raise OptionError(f"{show(word)} is not a role", hint, _HINT) from None
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Format ``(0, 1, 2, 5)`` as ``0-2,5``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][1] + 1 == rank:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(start) if start == last else f"{start}-{last}" for start, last in runs)
 
 
 def _counted(count: int, kind: RoleKind) -> str:

@@ -9,7 +9,7 @@ from gopt.errors import RunError
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 
 _MEMORY = "run it where more memory is free"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gopt import limits
 from gopt.documents import read_bytes
@@ -71,6 +71,25 @@ def from_text(text: str, name: str) -> Schedule:
         reader.line = lines[fault.member][fault.slot]
         raise reader.error(f"is wrong: {fault.text}")
     return schedule
+
+
+def member_runs(
+    schedule: Schedule, member: int, sizes: tuple[int, int, int], phases: Collection[str], name: os.PathLike[str]
+) -> list[tuple[str, int]]:
+    """The runs of a member of the pipeline in order, phase and micro-batch; phases without an action come last, once.
+
+    ``sizes``: members, stages and micro-batches of the ranks; ``phases``: phases of the member, in order; ``name``:
+    of the file. Raises InputError for a schedule of another pipeline."""
+    own = (len(schedule.members), schedule.stages, schedule.micro_batches)
+    runs = schedule.runs(member) if own == sizes else []
+    if own != sizes or not dict(runs).keys() <= set(phases):
+        raise InputError(
+            "{} is for {} members, {} stages and {} micro-batches, the ranks have {}, {} and {}".format(
+                name, *own, *sizes
+            ),
+            "shard the step again with this schedule",
+        )
+    return [*runs, *((phase, 0) for phase in phases if phase not in dict(runs))]
 
 
 class _Reader:

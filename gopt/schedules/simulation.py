@@ -23,14 +23,20 @@ _HINT = "correct the file, or ask for a known schedule"
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Seconds. ``actions``: for a kind and a stage, elsewhere ``DEFAULT_SECONDS``. ``transfer``: from the
-    end of an action to the start of a reader on another member, while both members compute."""
+    end of an action to the start of a reader on another member, while both members compute; ``transfers``: the same,
+    for the kind and the stage of the sender."""
 
     actions: Mapping[tuple[ActionKind, int], float] = field(default_factory=dict)
     transfer: float = 0
+    transfers: Mapping[tuple[ActionKind, int], float] = field(default_factory=dict)
 
     def seconds(self, action: Action) -> float:
         """The time of an action."""
         return self.actions.get((action.kind, action.stage), DEFAULT_SECONDS[action.kind])
+
+    def seconds_behind(self, action: Action) -> float:
+        """The time from the end of an action to the start of a reader on another member."""
+        return self.transfers.get((action.kind, action.stage), self.transfer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,8 @@ def _run(schedule: Schedule, costs: Costs) -> tuple[tuple[TimedAction, ...], ...
                 waiting[lacking] = member
                 break
             arrivals = [
-                ends[need] + (costs.transfer if schedule.placement[need.stage] != member else 0) for need in needs
+                ends[need] + (costs.seconds_behind(need) if schedule.placement[need.stage] != member else 0)
+                for need in needs
             ]
             start = max([row[-1].end if row else 0, *arrivals])
             ends[action] = start + costs.seconds(action)

@@ -187,7 +187,8 @@ class _BucketOrder:
         elif node.op_type == "ShardSlice" and flat is not None and node.inputs[0] in self.contents:
             self._keep(node.outputs, _inside(self.contents[node.inputs[0]], flat[1]))
         elif node.op_type == "Transfer":
-            self._same(node.inputs[0], node.outputs[0])
+            for name, result in zip(node.inputs, node.outputs):
+                self._same(name, result)
         elif node.op_type == "LocalConcat":
             parts = [self.contents[name] for name in node.inputs if name in self.contents]
             self._keep(node.outputs, self._merged(node, parts) if parts else self._joined(node.inputs))

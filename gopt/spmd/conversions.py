@@ -1,14 +1,17 @@
-"""Region mappings: how a value of one placement becomes that of another along an axis, what it costs, and the dual.
+"""Region mappings: the call that turns one placement of a value into another along an axis, its cost and its dual.
 
-===================== ===================================== ==================================== from -> to call dual
-(of what flows back) ===================== ===================================== ====================================
-partial -> replicated AllReduce nothing: the gradient is replicated partial -> shard ReduceScatter AllGather shard ->
-replicated AllGather ReduceScatter, or own part replicated -> shard own part, nothing is sent AllGather shard -> other
-shard AllToAll AllToAll shard -> window halo exchange: AllGather of strips halo sum terms of windows halo sum: AllGather
-of strips halo exchange -> shard replicated -> window own window, nothing is sent halo sum =====================
-===================================== ====================================
+| from -> to               | call                               | dual, of the gradient               |
+|--------------------------|------------------------------------|-------------------------------------|
+| partial -> replicated    | AllReduce                          | nothing: the gradient is replicated |
+| partial -> shard         | ReduceScatter                      | AllGather                           |
+| shard -> replicated      | AllGather                          | ReduceScatter, or own part          |
+| replicated -> shard      | own part, nothing is sent          | AllGather                           |
+| shard -> other shard     | AllToAll                           | AllToAll                            |
+| shard -> window          | halo exchange: AllGather of strips | halo sum                            |
+| window terms -> shard    | halo sum: AllGather of strips      | halo exchange                       |
+| replicated -> window     | own window, nothing is sent        | halo sum                            |
 
-A dual is not a record of its own: backward is part of the graph, and propagation finds the mapping it needs there.
+A dual has no record: the backward is part of the graph, and propagation finds the mapping that the backward needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The halo: which places of a dimension members take from one another, for windows that overlap and for their sums.
+"""The halo: places of a dimension that members take from one another, for overlapping windows and for sums of these.
 
 The same record serves both directions. An exchange gives every member a window: own places and places of other members.
 A sum is the dual: every member has terms for the places of a window, and sends terms of others' places to the owners.

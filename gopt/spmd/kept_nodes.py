@@ -140,7 +140,7 @@ class _KeptNodes:
             self._check_call(node)
         sent = node.domain == SPMD and node.op_type == "Transfer"
         if sent:
-            self.renamed[node.outputs[0]] = self.renamed.get(node.inputs[0], node.inputs[0])
+            self.renamed |= {new: self.renamed.get(old, old) for old, new in zip(node.inputs, node.outputs)}
         for name in node.outputs:
             maker = self._makers.get(name)
             if maker is None or not self._keeps(maker):
@@ -151,7 +151,7 @@ class _KeptNodes:
                 continue  # reduced over ranks, or made of what is: verify compares it
             elif maker.domain == COMM and not maker.added and maker.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
-            elif not ((sent or node.is_a("Identity")) and self._is_again(node.inputs[0], name)):
+            elif not ((sent or node.is_a("Identity")) and self._is_again(node.inputs[node.outputs.index(name)], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
                     f"in the step {maker.op_type} {maker.label!r} makes it",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.records.placements import (
     FULLY_REPLICATED,
@@ -112,11 +111,11 @@ class Shardings:
         if name and sharding != self.equal:
             self.known[name] = sharding
 
-    def give(self, node: Node, sharding: Placements) -> None:
-        """Note a sharding for all results of a node."""
+    def give(self, results: Sequence[str], sharding: Placements) -> None:
+        """Note a sharding for results of a node."""
         if sharding is not self.equal and sharding != self.equal:
             sharding = self.own if sharding == self.own else sharding
-            for name in node.outputs:
+            for name in results:
                 if name:  # an absent result is not a value
                     self.known[name] = sharding
 

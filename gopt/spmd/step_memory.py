@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
-from gopt.records.placements import Sharding
-from gopt.spmd.pass_records import balance as one_balance
+from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
-from gopt.spmd.verifier import shardings_so_far
 
 SHARES_MEMORY = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
@@ -81,17 +78,12 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
     return result
 
 
-def balance(rows: Mapping[str, Sequence[int]]) -> float:
-    """The largest max / mean of the kinds; 1 when nothing is held."""
-    return max((one_balance(row) for row in rows.values()), default=1.0)
-
-
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
     """Peaks of live bytes on a rank beside states, inputs and constants, in node order. A new state replaces the old
     state."""
     nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
     outputs = (state.output for state in program.states)
-    return _peaks(nodes, _Sizes(program.graph, outputs, _parts(program), coordinates), _kinds(program, calls))
+    return _peaks(nodes, LocalSizes.at(program, coordinates), frozenset(outputs), _kinds(program, calls))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -99,25 +91,22 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
-        return _peaks(training.graph.nodes, _Sizes(training.graph, (s.updated for s in training.states)), kinds)
+        updated = frozenset(state.updated for state in training.states)
+        return _peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
 
     return training.once(SOURCE_PEAKS, find)
 
 
-def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
-    """Return the shardings of values held in parts. A verified program has them, except for windows along axes of a
-    split computation."""
-    if program.sharded and not program.split:
-        return program.sharded
-    shardings = shardings_so_far(program)
-    return {name: shardings.sharding(name) for name in shardings.known}
-
-
-def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
+def _peaks(nodes: Sequence[Node], sizes: LocalSizes, updated: frozenset[str], kinds: Mapping[str, str]) -> LivePeaks:
     """Find the peaks of live bytes in a sweep from the last node to the first.
 
-    A value is live from the producer to the last reader; without a reader, to the end.
+    A value is live from the producer to the last reader; without a reader, to the end. ``updated``: new states, not
+    counted.
     """
+
+    def size_of(name: str) -> int:
+        return 0 if name in updated else sizes.nbytes(name)
+
     views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
     root: dict[str, str] = {}
     for name, base in views.items():
@@ -125,7 +114,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
     results = {name for node in nodes for name in node.outputs}
     read = {name for node in nodes for name in node.reads}
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    live = {name: sizes.of(name) for name in results - read - root.keys()}
+    live = {name: size_of(name) for name in results - read - root.keys()}
     """Value that is alive -> its bytes."""
     for name, size in live.items():
         now[kinds.get(name, "activations")] += size
@@ -135,7 +124,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
         for name in node.reads:
             name = root.get(name, name)
             if name not in live and name in results:  # another rank may make it
-                size = live[name] = sizes.of(name)
+                size = live[name] = size_of(name)
                 if size:
                     kind = kinds.get(name, "activations")
                     alive += size
@@ -157,26 +146,3 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
         if call.before_use or call.carries is CallContent.GRADIENTS:
             kinds.update(dict.fromkeys(call.node.outputs, "gathered" if call.before_use else "gradients"))
     return kinds
-
-
-class _Sizes:
-    """Bytes of the nodes' values on a rank. ``kept``: new states, not counted; ``parts``: values held in parts."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        names: Iterable[str],
-        parts: Mapping[str, Sharding] = MappingProxyType({}),
-        coordinates: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self.types, self.parts, self.coordinates = graph.types, parts, coordinates
-        self.kept = frozenset(names)
-
-    def of(self, name: str) -> int:
-        """Bytes of a value; 0 if not counted or unknown."""
-        type = self.types.get(name)
-        if type is None or not type.static or name in self.kept:
-            return 0
-        if name in self.parts:
-            return nbytes(type.dtype, math.prod(self.parts[name].local_shape(type.dims, self.coordinates)))
-        return type.nbytes

@@ -235,10 +235,11 @@ def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:
     for node in program.graph.nodes:
         if node.op_type == TRANSFER and node.domain == SPMD:
             targets = 1 if node.attributes["target"] >= 0 else members - 1
-            sharding = program.sharded.get(node.inputs[0])
-            shared_by = math.prod(map(program.mesh.size, sharding.sharding_axes)) if sharding is not None else 1
-            nbytes = program.graph.types[node.inputs[0]].nbytes / shared_by
-            total += targets * nbytes * times.get(node.outputs[0], 1) / members
+            for name in node.inputs:
+                sharding = program.sharded.get(name)
+                shared_by = math.prod(map(program.mesh.size, sharding.sharding_axes)) if sharding is not None else 1
+                nbytes = program.graph.types[name].nbytes / shared_by
+                total += targets * nbytes * times.get(node.outputs[0], 1) / members
     return total
 
 

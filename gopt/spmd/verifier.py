@@ -35,6 +35,7 @@ from gopt.spmd.layouts import LayoutUse, lay
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.rules import Mismatch, Operand, Use, result
 from gopt.spmd.shardings import SHARDS, Shardings
+from gopt.spmd.stage_plan import TRANSFER
 
 
 def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
@@ -100,7 +101,7 @@ class ShardingInference:
                     live = program.live_nodes() if live is None else live
                     if id(node) in live:  # a dead one is seen by nothing, and prune takes it
                         raise
-                self.table.give(node, self.table.placed(self.table.equal, node.sharding))
+                self.table.give(node.outputs, self.table.placed(self.table.equal, node.sharding))
         for accumulator in program.accumulators:  # zeros, which are sharded as the sums are
             self.table.note(accumulator.output, self.table.accumulator(accumulator))
         return self.table
@@ -109,7 +110,7 @@ class ShardingInference:
         if node.sharding.by_axis or node.domain == SPMD:
             self._placed_values.update(node.outputs)
         if node.domain == COMM and node.op_type in MESSAGES:
-            self.table.give(node, self.table.placed(self.table.equal, node.sharding))
+            self.table.give(node.outputs, self.table.placed(self.table.equal, node.sharding))
         elif node.domain == COMM:
             self._call(node)
         elif node.domain == SPMD:
@@ -135,18 +136,18 @@ class ShardingInference:
             if not read:
                 return
             if all(row is self.table.own for row in read):  # nearly all of forward and backward
-                self.table.give(node, self.table.own)
+                self.table.give(node.outputs, self.table.own)
                 return
             if (whole := self._whole(read)) is not None:
-                self.table.give(node, whole)
+                self.table.give(node.outputs, whole)
                 return
         elif not typed and (shard := self._shard_of(node, read)) is not None:  # nearly all of an update that is cut
-            self.table.give(node, shard)
+            self.table.give(node.outputs, shard)
             return
         operands = node.inputs[:1] if typed else node.reads
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
         uses = [replace(use, standard=False) for use in uses] if drawn else uses
-        self.table.give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
+        self.table.give(node.outputs, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
 
     def _whole(self, placements: Sequence[Placements]) -> Placements | None:
         """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``); None with
@@ -200,7 +201,7 @@ class ShardingInference:
                 raise self._offence(node, axis, Mismatch(operand, "a value that all members have"))
             whole = isinstance(operand.placement, Replicated) or (static and not isinstance(operand.placement, SHARDS))
             row.append(REPLICATED if whole else PER_MEMBER)
-        self.table.give(node, tuple(row))
+        self.table.give(node.outputs, tuple(row))
 
     def _use(self, node: Node, names: Sequence[str], axis: int) -> Use:
         placement = self.table.place(node.sharding, axis)
@@ -229,13 +230,20 @@ class ShardingInference:
     def _layout(self, node: Node) -> None:
         if isinstance(node.origin, RefoldedCall):
             self._kept(node, node.origin)
-            return
+        elif node.op_type == TRANSFER:
+            for sent, received in zip(node.inputs, node.outputs):
+                self.table.give([received], self._row(node, [sent]))
+        else:
+            self.table.give(node.outputs, self._row(node, node.inputs))
+
+    def _row(self, node: Node, inputs: Sequence[str]) -> Placements:
+        """The placements that a layout operator gives a result of ``inputs``, by axis."""
         row: list[Placement] = []
         flat = node.sharding.flat[0] if node.sharding.flat is not None else None
         for axis in range(len(self.axes)):
-            operands, placement = self.table.operands(node.inputs, axis), self.table.place(node.sharding, axis)
+            operands, placement = self.table.operands(inputs, axis), self.table.place(node.sharding, axis)
             beside = node.attributes.get("group", flat) != self.axes[axis]
-            if beside and node.op_type == "Transfer":
+            if beside and node.op_type == TRANSFER:
                 row.append(self._checked(node, axis, Use("Identity", operands, placement)))
                 continue
             if beside and isinstance(placement, (Replicated, OnMember)):
@@ -247,7 +255,7 @@ class ShardingInference:
                 row.append(lay(LayoutUse(node.op_type, node.attributes, placement, size), operands))
             except Mismatch as wrong:
                 raise self._offence(node, axis, wrong) from None
-        self.table.give(node, tuple(row))
+        return tuple(row)
 
     def _check_there(self, node: Node, axis: int, operands: Sequence[Operand]) -> None:
         """Check that the operands of a guard or join have a place: only placed nodes and states provide a place."""
@@ -290,7 +298,7 @@ class ShardingInference:
         outcome = rows[0] if rows else self.table.everywhere
         for name, row in zip(node.inputs, rows):
             outcome = outcome if row == outcome else self._mixed(node, name, outcome, row)
-        self.table.give(node, outcome)
+        self.table.give(node.outputs, outcome)
 
     def _converted(self, node: Node, axis: int) -> list[Placement]:
         """Return the placements of a call's results along an axis, inside or outside its group."""

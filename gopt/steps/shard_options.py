@@ -33,7 +33,7 @@ PASS_OPTIONS = {
 @spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """How a step is sharded. A field that is None leaves the pass its default.
+    """How a step is sharded. None in a field leaves the default to the pass.
 
     ``stage``: 0 shards nothing, 1 optimizer states, 2 gradients too, 3 parameters too. ``partition``: where tensors may
     be cut: ``flat``, ``rows`` or ``whole``. ``bucket_mb``: cap of a bucket in MiB; 0 is one tensor a call.

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from gopt.analysis.coupling import refuse_unlike
+from gopt.analysis.stored_roles import roles_text
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report_record import ChoiceEntry, ProofEntry, Report
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
-from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.options.records import changed
 from gopt.options.types import checked
 from gopt.passes.preflight import check_passes
+from gopt.records.checks import Check
 from gopt.records.mesh import Mesh
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import SCHEDULE_FILE
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.steps.source import Source, as_source, on_mesh, with_statistics
-from gopt.steps.stored_roles import roles_text
 from gopt.system import background
 from gopt.system.background import Task
 from gopt.system.files import write_new
@@ -66,7 +66,7 @@ class Sharded(HtmlTable):
 
     @property
     def ran(self) -> list[PassRun]:
-        """The passes in the order in which they ran, with what they report."""
+        """The passes in the order of their runs, with their reports."""
         return self.program.passes
 
     def report(self) -> Report:

@@ -13,6 +13,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.startup import why_unusable
+from gopt.analysis.stored_roles import with_stored_roles
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report_record import SourceEntry
@@ -26,7 +27,6 @@ from gopt.ir.opaque.expand import expand
 from gopt.options.types import checked
 from gopt.passes.preflight import check_axes, check_states
 from gopt.records.mesh import Mesh, axis_kinds
-from gopt.steps.stored_roles import with_stored_roles
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.text.notebook import HtmlTable

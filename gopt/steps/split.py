@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gopt.analysis.coupling import refuse_unlike
+from gopt.analysis.stored_roles import roles_text
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
 from gopt.options.types import checked
 from gopt.parameter_server.options import SplitOptions
 from gopt.steps.source import Source, as_source
-from gopt.steps.stored_roles import roles_text
 from gopt.system import background
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress

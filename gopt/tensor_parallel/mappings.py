@@ -49,7 +49,7 @@ def beside(node: Node, operand: Operand) -> Placement:
 
 
 def described_as(node: Node, graph: Graph, constants: Constants) -> OperatorUse | None:
-    """Return a node as the rules see it; None where it is not a standard operator and replaces none."""
+    """Return a node as the rules see the node; None for a node that neither is nor replaces a standard operator."""
     if node.domain in ("", "ai.onnx"):
         return use_of(node, graph, constants)
     if node.domain == SPMD and node.op_type in _UNMASKED:

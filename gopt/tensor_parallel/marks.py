@@ -1,9 +1,9 @@
 """Marks: the user's statement over which axes a gradient is shared, ``*.norm.weight:tp+cp;head:none``.
 
 Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. A mark that
-agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a
-mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused if it leaves out
-an axis along which the gradient is a partial sum, or names one along which members hold different parts of it.
+agrees with the step changes nothing. A mark with an axis along which the gradient is equal on all members adds a mean
+over the axis: the value stays, and members with drifted bits agree again. A mark is refused without an axis along
+which the gradient is a partial sum, or with an axis along which members hold different parts of the gradient.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class StrategyChooser:
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
     def cheapest(self, node: Node, placements: Sequence[Placement]) -> Strategy:
-        """Return the cheapest strategy among those that the operands' placements allow, those that required results
-        allow, and, where none of these is free, those with activations sharded by tokens. A product is always split,
-        whatever it sends: its work is what the members share."""
+        """Return the cheapest strategy allowed by the operands' placements or by required results; where no such
+        strategy is free, strategies with activations sharded by tokens count too. A product is always split, whatever
+        the traffic: members share its work."""
         whole = Strategy((REPLICATED,) * len(placements), (REPLICATED,) * len(node.outputs))
         options = self._options(node, [(Slot(index), placement) for index, placement in enumerate(placements)])
         options += self._options(node, self._aims(node))

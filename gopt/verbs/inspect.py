@@ -32,7 +32,8 @@ def inspect(
     """Describe a training step, an output folder, a checkpoint, or any file that gopt knows by its content.
 
     ``roles``, ``group_types`` and ``axes`` are as in ``load``; ``advance`` is called with each phase.
-    What comes back depends on what it is; it has ``to_json``. Raises InputError for what cannot be read.
+    The kind of description depends on the kind of file; every description has ``to_json``. Raises InputError for a
+    file that cannot be read.
 
     >>> gopt.inspect("fixtures/mlp_adamw.onnx").optimizers[0].name
     'AdamW'

@@ -9,6 +9,7 @@ from typing import Any
 
 from gopt import api
 from gopt.errors import OptionError
+from gopt.offline.device import DeviceFigures, device_of, link_of
 from gopt.offline.meshes import meshes_of, weigh
 from gopt.offline.plan_ranking import RankedChoice, rank_choices
 from gopt.options.types import checked
@@ -27,6 +28,7 @@ class Plan(HtmlTable):
     mesh: Mesh | None
     memory: int | None
     link: str | None
+    device: DeviceFigures | None
     choices: tuple[RankedChoice, ...]
     remarks: Mapping[str, str]
 
@@ -40,8 +42,14 @@ class Plan(HtmlTable):
     def to_json(self) -> dict[str, Any]:
         """The record printed by ``gopt plan --json``."""
         rows = [{"mesh": str(row.choice.mesh), "batches": row.choice.batches, **row.to_json()} for row in self.choices]
-        head = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
-        more = {"memory": self.memory, "link": self.link, "remarks": dict(self.remarks), "choices": rows}
+        head: dict[str, Any] = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
+        more = {
+            "memory": self.memory,
+            "link": self.link,
+            "device": self.device and self.device.to_json(),
+            "remarks": dict(self.remarks),
+            "choices": rows,
+        }
         return {"format": "gopt-plan/1", **head, **more}
 
 
@@ -52,13 +60,15 @@ def plan(
     *,
     memory: int | str | None = None,
     link: str | None = None,
+    device: DeviceFigures | str | os.PathLike[str] | None = None,
     bucket_mb: float | None = None,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
-    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
+    ``link``: such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, for times of whole steps, with
+    own links; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
     step, called after reading the other options. Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
@@ -71,6 +81,8 @@ def plan(
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
     if limit is not None and limit < 0:
         raise OptionError(f"memory cannot be {limit} bytes", "give what a rank may hold, such as 80GB")
+    timed = device_of(device) if device is not None else None
+    link = link_of(link, timed)
     if link is not None and fixed:
         Topology.parse(link, grid)
     with gc_paused():
@@ -81,7 +93,8 @@ def plan(
             [grid] if fixed else meshes_of(grid.ranks, link),
             caps=None if bucket_mb is None else [bucket_mb],
             link=link,
+            device=timed,
             advance=advance,
         )
     ranked = tuple(rank_choices(weighed.found, limit))
-    return Plan(grid.ranks, grid if fixed else None, limit, link, ranked, weighed.remarks)
+    return Plan(grid.ranks, grid if fixed else None, limit, link, timed, ranked, weighed.remarks)

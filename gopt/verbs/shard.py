@@ -12,6 +12,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import ChoiceEntry, ProofEntry
 from gopt.errors import OptionError
+from gopt.offline.device import device_of, link_of
 from gopt.options.records import changed, check_types
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
@@ -30,10 +31,11 @@ CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
     """Take the best choice of ``gopt plan``. ``memory``: the limit of a rank, such as ``80GB``; ``link``: the links
-    between ranks, such as ``200GB/s:5us``."""
+    between ranks, such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, for times of steps."""
 
     memory: str | None = None
     link: str | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -103,8 +105,12 @@ def _chosen(
         if getattr(settings, name) is not None:
             raise OptionError(f"auto chooses {name}", f"leave out {name}, or auto")
     limit = None if auto.memory is None else parse_bytes(auto.memory)
-    topology = None if auto.link is None else Topology.parse(auto.link, mesh)
-    options_weighed = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
+    device = None if auto.device is None else device_of(auto.device)
+    link = link_of(auto.link, device)
+    topology = None if link is None else Topology.parse(link, mesh)
+    options_weighed = list(choices(on_mesh(source, mesh), mesh, topology=topology, device=device, advance=advance))
     choice = best(options_weighed, limit)
-    entry = choice.entry(len(options_weighed), limit, auto.link)
+    entry = choice.entry(len(options_weighed), limit, link, None if device is None else device.name)
+    if mesh.splits_computation and settings.link is None:
+        settings = replace(settings, link=link)  # by which the choice was split
     return replace(settings, **asdict(choice.choice.settings)), entry

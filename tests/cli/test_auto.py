@@ -17,7 +17,10 @@ MODEL = str(FIXTURES / "gpt_adamw.onnx")
 
 
 @pytest.mark.parametrize(
-    "options", part([[], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]], 1, first=1)
+    "options",
+    part(
+        [["--device", "cpu"], [], ["--link", "200GB/s:5us"], ["--memory", "200KB", "--statistics", "local"]], 1, first=1
+    ),
 )
 def test_auto_takes_the_first_and_says_why(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -45,20 +48,38 @@ def test_auto_and_its_contraries(options, capsys):
     assert capsys.readouterr().err.startswith(f"gopt: error: --auto chooses {options[0]} itself\n")
 
 
-@pytest.mark.parametrize("options", [["--memory", "1GB"], ["--link", "1GB/s"]])
+@pytest.mark.parametrize("options", [["--memory", "1GB"], ["--link", "1GB/s"], ["--device", "cpu"]])
 def test_what_auto_takes_does_nothing_without_it(options, capsys):
     assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
     assert "has no effect without --auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "options", [["--auto", "--memory", "1KB"], ["--auto", "--memory", "much"], ["--auto", "--link", "fast"]]
+    "options",
+    [
+        ["--auto", "--memory", "1KB"],
+        ["--auto", "--memory", "much"],
+        ["--auto", "--link", "fast"],
+        ["--auto", "--device", "fast"],
+    ],
 )
 def test_auto_refuses(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["shard", MODEL, "--ranks", "4", *options]) == 2
     assert capsys.readouterr().err.count("gopt: error:") == 1
     assert not list(Path().iterdir())
+
+
+def test_auto_splits_by_the_links_of_the_device(tmp_path, monkeypatch, capsys):
+    """As the plan did, so that the figures of the choice are those of the ranks."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", MODEL, "--mesh", "shard=2,tp=2", "--device", "a100", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["choices"][0]
+    assert main(["shard", MODEL, "--mesh", "shard=2,tp=2", "--auto", "--device", "a100", "-o", "out"]) == 0
+    report = json.loads(Path("out/report.json").read_text())
+    assert report["choice"]["device"] == "a100" and report["choice"]["step"] == first["step"]
+    assert report["pipeline"][0]["options"]["link"] == report["choice"]["link"] == "8x300GB/s:5us,25GB/s:10us"
+    assert report["figures"]["traffic"]["sent"] == first["traffic"]["sent"]
 
 
 def test_a_link_settles_what_tensor_parallelism_sends(tmp_path, monkeypatch, capsys):

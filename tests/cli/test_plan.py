@@ -41,6 +41,26 @@ def test_json_has_every_choice(capsys):
         assert row["seconds"]["latency"] <= row["seconds"]["exposed"] <= row["seconds"]["total"]
 
 
+def test_a_device_times_steps(capsys, tmp_path, monkeypatch):
+    """A known one as its own file; a line has the parts of the step in eighty columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--device", "a100", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["link"] == record["device"]["link"] and record["device"]["name"] == "a100"
+    times = [row["step"]["seconds"] for row in record["choices"]]
+    assert times[0] == pytest.approx(min(times), rel=0.01)
+    (tmp_path / "mine.json").write_text(json.dumps(record["device"]))
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--device", str(tmp_path / "mine.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == record
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--device", "a100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(line for line in lines if line.split()[:1] == ["stage"])
+    assert head.split()[-3:] == ["compute", "exposed", "step"] and all(len(line) <= 80 for line in lines)
+    assert all(any(line.startswith(f"{name}: ") for line in lines) for name in ("compute", "exposed", "step"))
+    assert main(["plan", MODEL, "--trainers", "2", "--servers", "2", "--device", "a100"]) == 2
+    assert main(["plan", MODEL, "--mesh", "shard=4", "--device", str(tmp_path / "none.json")]) == 3
+
+
 def test_nothing_fits(capsys):
     assert main(["plan", MODEL, "--mesh", "shard=4", "--memory", "1KB"]) == 0
     assert "nothing fits in 1.0 KiB" in capsys.readouterr().out

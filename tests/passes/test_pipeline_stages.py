@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import specs
 from helpers import Builder, accept, calls, edit_file, edit_rank, source
@@ -143,12 +145,27 @@ def test_a_folder_of_stages_is_replaced_and_a_foreign_schedule_is_not(tmp_path):
         ("families/llama_adamw_clip", "pp=2,tp=2", {}),
         ("families/t5_adamw", "pp=2,cp=2", {}),
         ("families/vit_mom", "pp=2,sp=2", {}),
+        ("families/moe_adamw", "ep=2,pp=2", {"accumulate": 2}),
+        ("cnn_sgd", "pp=2,h=2", {}),
         ("cnn_sgd", "dp=2,pp=2", {"statistics": "root"}),
         ("cnn_sgd", "dp=2,pp=2", {"statistics": "local", "accumulate": 2}),
     ],
 )
 def test_uneven_parts_and_every_rule_of_statistics_stand_on_stages(fixture, mesh, options, tmp_path):
     test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [("pp=2", {}), ("pp=2,shard=2", {"stage": 2}), ("dp=2,pp=2", {"accumulate": 3, "schedule": "zb-h1"})],
+)
+def test_norms_of_a_stage_travel_in_one_message(mesh, options, tmp_path):
+    golden = Path(__file__).parents[1] / "golden/stage-transfers/one_message.txt"
+    text = golden.read_text().partition("=== source\n")[2].partition("\n=== ")[0]
+    step = specs.save(onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 20]>\n' + text), tmp_path)
+    gopt.shard(step, mesh, passes={"pipeline": {"stages": "w[01]|w2"}}, **options).write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+    assert gopt.prove(tmp_path / "ranks").verdict.value == "proven"
 
 
 def test_states_go_from_any_stages_to_any_mesh_and_back(tmp_path):

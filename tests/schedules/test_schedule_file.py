@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from drawn_schedules import draw
 
 from gopt.errors import InputError, OptionError
 from gopt.schedules.builders import build_schedule
-from gopt.schedules.schedule_file import from_text, to_text
+from gopt.schedules.schedule_file import FILE, from_text, member_runs, to_text
 from gopt.schedules.simulation import simulate
 
 TEXT = to_text(build_schedule("zb-v", 2, 2))
@@ -115,3 +116,20 @@ def test_a_damaged_text_is_refused_or_a_schedule(seed: int) -> None:
 def test_a_name_of_several_lines_stays_on_one() -> None:
     schedule = replace(build_schedule("1f1b", 1, 1), name="a\nb")
     assert from_text(to_text(schedule), "schedule.txt").name == r"a\nb"
+
+
+def test_phases_without_an_action_run_once_behind_all_others() -> None:
+    schedule = build_schedule("1f1b", 2, 2)
+    phases = ["reset", "forward", "backward", "update"]
+    actions = [("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1)]
+    assert member_runs(schedule, 1, (2, 2, 2), phases, Path(FILE)) == [*actions, ("reset", 0), ("update", 0)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "phases"),
+    [((3, 2, 2), "forward backward"), ((2, 4, 2), "forward backward"), ((2, 2, 3), "forward backward"),
+     ((2, 2, 2), "forward input weight")],
+)  # fmt: skip
+def test_a_schedule_of_another_pipeline_is_refused(sizes: tuple[int, int, int], phases: str) -> None:
+    with pytest.raises(InputError, match=r"^schedule\.txt is for 2 members, 2 stages and 2 micro-batches, the ranks"):
+        member_runs(build_schedule("1f1b", 2, 2), 0, sizes, phases.split(), Path(FILE))

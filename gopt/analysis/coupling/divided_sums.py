@@ -1,4 +1,4 @@
-"""Sums over samples that may be means: what they are multiplied by may be one over the number of samples."""
+"""Sums over samples that may be means: a factor of the sum may be one over the number of samples."""
 
 from __future__ import annotations
 

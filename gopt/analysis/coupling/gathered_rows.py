@@ -1,7 +1,7 @@
 """Statistics that keep rows of single samples: queues, rings that a pointer walks through, tables written by sample.
 
-In the step of the large batch the rows of all ranks are written, in rank order. Ranks gather their rows in front of the
-node that writes them; what lies behind it is computed alike on every rank.
+In the step of the large batch the rows of all ranks are written, in rank order. Ranks gather their rows before the
+node that writes rows; every rank computes all later values alike.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class GradientReading:
     """Relation of a gradient to the samples: MEAN, SUM, WEIGHTED ``by`` a count, JOINT (no linear function of such
     sums; ``by``: the count of some terms beside means), UNKNOWN (cannot be followed).
 
-    ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
-    sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored;
+    ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes the gradient JOINT, ''
+    where a sum of differently reduced terms does. ``labels``: whether the count is the number of labels not ignored;
     ``bent``: whether the cause is a function of single derivatives. ``unmasked``: whether samples may
     count where the count is zero, as no mask drops them.
     """
@@ -132,7 +132,7 @@ def couplings_of(
 ) -> Iterator[Coupling]:  # fmt: skip
     """The differences from the step of one large batch in how gradients are combined.
 
-    ``joint``: also those that no rule combines exactly, and those that gopt cannot follow.
+    ``joint``: also gradients without an exact rule, and gradients that gopt cannot follow.
     """
     exact = exact_reduction(readings)
     groups = unfit(readings, asked)

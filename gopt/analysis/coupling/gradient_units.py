@@ -117,7 +117,7 @@ class GradientUnits:
         return scattered and (read or mark.kind is Relation.SAMPLES)
 
     def _coupled(self, node: Node, unit: Unit | None) -> Unit | None:
-        """Hand on that a statistic enters, and note one that samples are compared with."""
+        """Return the unit with a statistic that enters, and note a statistic that is compared with samples."""
         if unit is None or unit.coupled:
             return unit
         marks, known = self.context.marks, (self.units.get(name) for name in node.inputs)
@@ -352,7 +352,7 @@ class GradientUnits:
         return unit
 
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
-        """The units of values that a node joins, as its result has them: of samples, or reduced over them."""
+        """The units of values joined by a node, in the form of its result: of samples, or reduced over samples."""
         found = []
         for name in names:
             unit = self.of(name)

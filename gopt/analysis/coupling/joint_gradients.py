@@ -2,8 +2,8 @@
 
 The walk back from an update ends at the value through which all of it depends on the batch. Where an update multiplies
 two gradients, clips each of several losses' gradients, or divides gradients that stand in one row, that value is no
-gradient any more, and its mean over ranks is not that of the step. The samples are followed through the backward: what
-is made of values summed over them must be linear in these.
+gradient any more, and its mean over ranks is not the value of the large batch. A walk follows the samples through the
+backward: every value behind a sum over samples must be linear in the sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BackwardReading:
 
     ``levels``: parameter -> how the value taken for its gradient depends on sums over samples, where it is not in
     proportion. ``counts``: parameter -> a sum over samples that divides its gradient behind the sum that this is, and
-    that neither the forward knows nor a parameter changes. ``units``: gradient -> its unit, where it has one.
+    that neither the forward knows nor a parameter changes. ``units``: gradient -> unit, of gradients with a unit.
     ``second``: a value made of sums over samples by more than proportion, such as a weight moved along a gradient, and
     the node of single samples that reads it.
     """
@@ -86,7 +86,7 @@ def _second(context: CouplingContext, node: Node, levels: Mapping[str, Linearity
 
 
 def _count(context: CouplingContext, node: Node, known: AbstractSet[str], counts: Mapping[str, str]) -> str:
-    """The count that divides the sum which a node makes, or one that its operands hold; '' where there is none."""
+    """The count that divides the sum made by a node, or a sum held by its operands; '' for no such count."""
     marks = [context.marks.get(name) for name in node.inputs]
     if any(mark is not None and mark.kind not in REDUCED for mark in (*marks, context.marks.get(node.outputs[0]))):
         return ""
@@ -96,7 +96,7 @@ def _count(context: CouplingContext, node: Node, known: AbstractSet[str], counts
 
 
 def _level(context: CouplingContext, node: Node, mark: Mark, levels: dict[str, Linearity]) -> Linearity | None:
-    """How a result depends on sums over samples; None where it is none of them, or nothing is known."""
+    """How a result depends on sums over samples; None for a result without such sums, or where nothing is known."""
     if mark.kind not in REDUCED or mark.mixed:
         return None
     marks = [context.marks.get(name) for name in node.inputs]

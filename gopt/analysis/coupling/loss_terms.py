@@ -42,7 +42,7 @@ class LossTerms:
 
     @property
     def common(self) -> int | None:
-        """The degree of all terms; None where they differ, or there is none."""
+        """The common degree of all terms; None for terms of several degrees, and without terms."""
         degrees = {term.degree for term in self.terms if term.sure}
         return next(iter(degrees)) if len(degrees) == 1 else None
 

@@ -43,9 +43,9 @@ REDUCED = EXTREMES | {Relation.SUM, Relation.MEAN, Relation.WEIGHTED, Relation.G
 class Mark:
     """Relation of a value to the samples of a batch, with its details.
 
-    ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
-    it since it was last changed otherwise, 0 where one is not known; ``divided``: how often it was divided by a size of
-    the batch, None where it is another function of one. ``mixed``: an earlier fact says already that
+    ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: the product of constant
+    factors since the last other change, 0 with an unknown factor; ``divided``: the number of divisions by a size of the
+    batch, None for another function of such a size. ``mixed``: an earlier fact says already that
     samples meet samples.
 
     A reduced value: ``origin`` is the value in which samples were reduced, ``sizes`` the other dimensions reduced with
@@ -78,7 +78,7 @@ class Mark:
 
 
 def changed(mark: Mark, **changes: Any) -> Mark:
-    """The mark with other values in some fields; the same object where these are its own, as they mostly are."""
+    """The mark with other values in some fields; the same object for equal values, the usual case."""
     for name, value in changes.items():
         if getattr(mark, name) != value:
             return replace(mark, **changes)

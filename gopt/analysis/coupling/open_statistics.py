@@ -1,4 +1,4 @@
-"""Statistics of which nothing says how ranks combine them, the rules that a user may state, and notes on these."""
+"""Statistics without a known rule of combination over ranks, the rules that a user may state, and notes on both."""
 
 from __future__ import annotations
 

@@ -70,10 +70,10 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
 
 def _exact(context: CouplingContext, node: Node) -> bool:
     """Return whether a node keeps fractions: a cast to integers or flags, and a quotient of integers, drop them."""
-    types = context.index.graph.types
-    kept = types[node.outputs[0]].dtype in FLOATS
+    type_of = context.index.graph.type_of
+    kept = type_of(node.outputs[0]).dtype in FLOATS
     if node.is_in(CASTS):
-        return kept or types[node.inputs[0]].dtype not in (*FLOATS, "bool")
+        return kept or type_of(node.inputs[0]).dtype not in (*FLOATS, "bool")
     return kept or record_of(node).exponent(1) >= 0
 
 

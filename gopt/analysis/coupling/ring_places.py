@@ -40,7 +40,7 @@ class RingPlaces:
 
 
 def places(index: GraphIndex, name: str, depth: int = 32) -> RingPlaces | None:
-    """The value ``name`` as a pointer plus constants; None where it is none."""
+    """The value ``name`` as a pointer plus constants; None for any other value."""
     value = index.constants.value(name)
     if value is not None:
         return RingPlaces("", value) if value.dtype.kind in "iu" else None

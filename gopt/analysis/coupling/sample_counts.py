@@ -33,12 +33,12 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SizesBehind:
-    """Numbers of samples that a value is made of which follows no sample.
+    """Numbers of samples behind a value that follows no sample.
 
-    ``counts``: the values behind it, or itself, that are proportional to it; ``divisors``: those that sums over samples
-    are multiplied or divided by alone. ``term``: a constant that is added or divided, and may be a function of it, or
-    what stands for such a constant: a state that no step changes, a choice; ``factor``: a constant that is multiplied
-    by. ``lost``: a value that follows it in a way that gopt does not know.
+    ``counts``: values, this value among them, in proportion to the number of samples; ``divisors``: values that only
+    multiply or divide sums over samples. ``term``: a constant that is added or divided, and may be a function of the
+    number, or a stand-in for such a constant: a state that no step changes, a choice; ``factor``: a constant factor.
+    ``lost``: a value that follows the number of samples in a way unknown to gopt.
     """
 
     counts: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ _TIMES = (2, 3, 64)
 
 
 class Multiplied(Constants):
-    """The constants of a step that has so many times the samples; ``counted``: those that the user says count them."""
+    """The constants of a step with so many times the samples; ``counted``: the user's counts of samples."""
 
     def __init__(self, context: CouplingContext, times: int, counted: Iterable[str] = ()) -> None:
         known = {name: value for name in counted if (value := context.constant(name)) is not None}

@@ -326,7 +326,7 @@ class _Walk:
         return bool(made) and self.context.scalar(node.inputs[-1]) * made == types(summed.inputs[0]).elements
 
     def _old_factor(self, node: Node) -> float | None:
-        """By how much a sum takes the old value; None where it takes it otherwise."""
+        """The factor of the old value in a sum; None where the old value is no term of the sum."""
         if not node.is_in(SUMS):
             return None
         for name in node.inputs:

@@ -1,4 +1,4 @@
-"""All couplings of a step: those of its forward, its loss, and what the update reads of the batch itself."""
+"""All couplings of a step: of the forward, of the loss, and of values of the batch that the update reads itself."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def settled_reduction(training: TrainingGraph, text: str) -> LossReduction:
 
 
 def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduction) -> None:
-    """Raise UnsupportedError for a value taken for a gradient that is none: one that is nonlinear in several gradients,
-    unless the user named it, or one to which something is added where gradients are summed."""
+    """Raise UnsupportedError for a value wrongly taken for a gradient: nonlinear in several gradients, and not named by
+    the user, or with a term added beside a sum of gradients."""
     unlike = analyse_couplings(training).unlike
     for name, count in unlike.counts.items():
         if not roles.params.get(name):
@@ -194,8 +194,8 @@ def other_sums(readings: Readings, asked: LossReduction) -> Iterator[str]:
 
 
 def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tuple[LossReduction, list[str], str]]:
-    """The gradients that a rule does not combine exactly: the rule that does, their parameters, and what is told.
-    Labels that are ignored are none, as in ``notes``."""
+    """The gradients that a rule does not combine exactly: the exact rule, the parameters, and the text for the user.
+    Ignored labels give no entry, as in ``notes``."""
     readings = analyse_couplings(training).readings
     found = []
     for reading, names in unfit(readings, asked).items():

@@ -150,7 +150,7 @@ class UniformFactors:
         return self._counted(name, taken) if taken and (whole or len(taken) == 1) else None
 
     def _taken(self, places: Sequence[int], node: Node) -> list[int]:
-        """The dimensions that a node takes of those in a shape; none where it is not known which."""
+        """The dimensions that a node picks from the dimensions of a shape; empty where the choice is unknown."""
         operands = [value for each in node.inputs[1:] if (value := self.context.constant(each)) is not None]
         taken = as_folded(node, [np.array(places), *operands]) if len(operands) + 1 == len(node.inputs) else None
         return [] if taken is None else [int(place) for place in taken.reshape(-1)]

@@ -24,7 +24,7 @@ class Unit:
 
     ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
     value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
-    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic;
+    constants tell the degree. ``coupled``: a factor that is reduced over samples, hence a statistic;
     or a function of a derivative that the number of samples divides. ``sizes``: other dimensions that were summed.
     ``over``: constants that a reduced value was multiplied by since. ``mixed``: terms of different units were added:
     the count that divides some where all others are means, else MIXED. ``model``: a value of the forward alone, no
@@ -173,8 +173,7 @@ class UnitConstants:
         return tried if (factor.number != 1.0 or factor.batches) and tried.sure else otherwise
 
     def behind(self, gradient: str, unit: Unit) -> Unit:
-        """The unit of a gradient with what its readers multiply it by: a division by the number of samples may stand
-        there."""
+        """The unit of a gradient with the factors of its readers, among them a division by the number of samples."""
         unit = self.whole(unit)
         if unit.degree or unit.by:
             return unit

@@ -85,7 +85,9 @@ class DcpFolder:
             except InputError:
                 raise
             except Exception as error:  # whatever damaged bytes make of pickle
-                raise InputError(f"is no metadata of a checkpoint, or is damaged: {show(str(error))}", _AGAIN) from None
+                raise InputError(
+                    f"has no metadata of a checkpoint, or is damaged: {show(str(error))}", _AGAIN
+                ) from None
             kinds = (metadata.TensorStorageMetadata, metadata.BytesStorageMetadata)
             if not all(isinstance(key, str) and isinstance(entry, kinds) for key, entry in entries.items()):
                 raise InputError("has entries of other kinds than tensors and bytes", _AGAIN)

@@ -29,8 +29,8 @@ MOMENTS = ("moment_1", "moment_2")
 
 @dataclass(frozen=True, slots=True)
 class OrtOptimizer:
-    """The optimizer of a folder. ``max_norm``: of the clip in front of it, or None; ``rate``, ``count``: its scalar
-    inputs, '' for one that it does not have."""
+    """The optimizer of a folder. ``max_norm``: the bound of the clip before the optimizer, or None; ``rate``,
+    ``count``: names of its scalar inputs, '' for a missing input."""
 
     node: NodeProto
     schema: OperatorSchema

@@ -19,7 +19,7 @@ from gopt.offline.diff.review import review_sections
 from gopt.offline.diff.sections import Section, kind_sections
 from gopt.offline.diff.splits import diff_splits
 from gopt.offline.diff.values import EXACT, Tolerance
-from gopt.spmd.pass_records import rank_ranges
+from gopt.text.amounts import rank_ranges
 
 
 @dataclass(slots=True)

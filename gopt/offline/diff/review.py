@@ -13,7 +13,7 @@ from gopt.artifact.report_record import RankUsage, Report
 from gopt.documents.records import to_document
 from gopt.offline.diff.json_records import diff_json
 from gopt.offline.diff.sections import Section
-from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 
 FEW = 3
 """Names, or types, that are told in a row; more are counted."""

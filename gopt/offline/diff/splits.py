@@ -15,7 +15,7 @@ from gopt.offline.diff.models import diff_graphs
 from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.inspect_split import SplitInspection, inspect_split
-from gopt.spmd.pass_records import format_bytes, rank_ranges
+from gopt.text.amounts import format_bytes, rank_ranges
 
 Placed = list[tuple[int, int, int]]
 """Pieces of a parameter: start, stop and server, in order; -1: every server."""

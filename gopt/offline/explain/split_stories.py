@@ -8,7 +8,7 @@ from gopt.artifact.server_entries import KeyEntry
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.story import Fact
-from gopt.spmd.pass_records import format_bytes
+from gopt.text.amounts import format_bytes
 
 
 def key_story(index: FolderIndex, name: str) -> Iterator[Fact]:

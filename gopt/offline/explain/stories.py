@@ -15,7 +15,7 @@ from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.split_stories import key_story, table_story
 from gopt.offline.explain.story import Fact
 from gopt.offline.explain.wiring import Wiring
-from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 from gopt.text.sanitize import listed
 
 _MOST = 6

@@ -16,7 +16,7 @@ from gopt.artifact.report_record import Report
 from gopt.ir.graph import Graph
 from gopt.offline.goldens.digests import node_digests, phase_digests, scalar_uses, short_digest, values_digest
 from gopt.offline.goldens.rank_names import RankNames
-from gopt.spmd.pass_records import group_ranks
+from gopt.text.amounts import group_ranks
 
 FIRST_LINE = "gopt golden 1"
 SECTIONS = ("source", "ranks", "calls", "states", "passes", "removed", "added", "graphs")

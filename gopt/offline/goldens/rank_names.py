@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.spmd.pass_records import rank_ranges
+from gopt.text.amounts import rank_ranges
 
 
 class RankNames:

@@ -18,7 +18,7 @@ from gopt.offline.html_report.record import Heading, PassEntry, ReportPage, Role
 from gopt.offline.html_report.schedule_picture import schedule_picture
 from gopt.offline.html_report.step_timeline import step_timeline
 from gopt.offline.html_report.trace_timeline import trace_timeline
-from gopt.spmd.pass_records import PassRecord
+from gopt.records.pass_facts import PassRecord
 
 _SIZES = (
     ("nodes", "nodes", "count"), ("parameters", "parameters", "bytes"),

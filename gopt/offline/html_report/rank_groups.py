@@ -7,7 +7,7 @@ from statistics import fmean
 
 from gopt.artifact.report_record import RankUsage
 from gopt.offline.html_report.record import BalanceRow, Bar, GroupTraffic, RankGroup
-from gopt.spmd.pass_records import group_ranks, rank_ranges
+from gopt.text.amounts import group_ranks, rank_ranges
 
 BARS = 32
 """Bars of the chart of memory at most, the source aside."""

@@ -9,7 +9,7 @@ from typing import Any
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.artifact.report_record import CallEntry, RankBytes, Traffic
 from gopt.documents.records import OPTIONAL, key, to_document
-from gopt.lower.invariants import Check
+from gopt.records.checks import Check
 
 FORMAT = "gopt-report-page/1"
 
@@ -50,7 +50,7 @@ class SizeTable:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold and send the same. ``communication`` is that of one of them, in one update."""
+    """Ranks with equal memory and traffic. ``communication``: the calls of one rank in one update."""
 
     role: str
     ranks: str
@@ -86,7 +86,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupTraffic:
-    """The bytes that ranks send by one collective over one group in one update: the mean over its ranks."""
+    """The bytes sent by one collective over one group in one update, as the mean over the group's ranks."""
 
     group: str
     op: str

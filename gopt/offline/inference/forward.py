@@ -23,8 +23,8 @@ from gopt.text.suggestions import did_you_mean
 @dataclass(frozen=True, slots=True)
 class InferenceForward:
     """A model of the forward alone. ``dropped``: inputs and random values read by dropout alone; ``running``: batch
-    values replaced by running statistics, and BatchNorm nodes; ``changed``: values that differ from training for one of
-    these reasons."""
+    values replaced by running statistics, and BatchNorm nodes; ``changed``: values unlike the values of training for
+    one of these reasons."""
 
     graph: Graph
     dropped: tuple[str, ...]

@@ -134,7 +134,7 @@ class Evidence:
 
 
 def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> Rule | None:
-    """The rule on which the fits of one update, one for each trial, agree, or None."""
+    """The common rule of an update's fits, one fit for each trial; None for fits of several rules."""
     kinds, last = {fit.kind for fit in fits}, fits[-1]
     results = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind

@@ -88,10 +88,11 @@ class GradientPaths:
         values = self._values(path.end, name, nodes, beside, summed, reduced)
         if values is None:
             return len(nodes) == 1 and in_proportion(nodes[0], path.end) and all(map(self._of_the_chain, beside))
-        linear = np.allclose(values, values[:, -1:] / _SAMPLE[-1] * _SAMPLE, 1e-12, 0)
-        values = values[: len(self.runs)]
-        factors = values[:, -1] / _SAMPLE[-1]
-        constant = bool((np.abs(factors - factors[0]) <= 1e-6 * np.abs(factors)).all())
+        with np.errstate(invalid="ignore"):  # a factor may be infinite in a trial
+            linear = np.allclose(values, values[:, -1:] / _SAMPLE[-1] * _SAMPLE, 1e-12, 0)
+            values = values[: len(self.runs)]
+            factors = values[:, -1] / _SAMPLE[-1]
+            constant = bool((np.abs(factors - factors[0]) <= 1e-6 * np.abs(factors)).all())
         if linear and factors[0]:
             path.averaged |= bool(summed)
             if constant and np.abs(np.abs(factors[0]) - 1) <= 1e-6:

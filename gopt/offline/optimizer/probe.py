@@ -91,7 +91,7 @@ class Scalars:
                     self.values[name] = probe.typed(name, reduced * (1 + leaves % 4 / 4))
 
     def get(self, name: str) -> Array | None:
-        """A small value or a constant; None for any other value, or one that could not be computed."""
+        """A small value or a constant; None for any other value, and where the computation failed."""
         return self.values[name] if name in self.values else self._probe.constant(name)
 
     def number(self, name: str) -> float | None:

@@ -31,9 +31,9 @@ class RefoldOptions(PassOptions):
 def refold_optimizers(program: SpmdProgram, options: RefoldOptions) -> PassResult:
     """Fold what shard left of each opaque optimizer back into its operator.
 
-    Requires: to run after shard. Guarantees: an operator is put back only over nodes that are, one by one, those of
-    its body, on runs, owners or every rank; on a rank it lists the weights that the rank updates; what its update
-    counts is still counted on every rank. Where a body was changed (a norm taken over all ranks' shares) its standard
+    Requires: to run after shard. Guarantees: an operator is put back only over nodes equal, one by one, to its body, on
+    runs, owners or every rank; on a rank the operator lists the weights that the rank updates; counters of the update
+    still count on every rank. Where a body was changed (a norm taken over all ranks' shares) its standard
     operators stay, and the facts say why. On the wire: nothing.
     """
     pieces = _pieces(program)

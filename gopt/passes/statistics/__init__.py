@@ -51,12 +51,12 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     """Combine the new statistics over the ranks that see different data.
 
     Guarantees: replicated statistics are equal after every step, or marked local in the manifest. ``auto`` refuses
-    those of which nothing says how they are combined. On the wire: means of new values go in one packed call per dtype,
+    a statistic without a known rule of combination. On the wire: means of new values go in one packed call per dtype,
     2(N-1)/N of their bytes; sums and extremes of what a statistic takes of the batch one call each, in every
-    micro-step; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: what single samples
-    read of other samples is averaged where it is made, so that the step is that of one large batch: 2(N-1)/N of
-    the bytes of those values, as many calls behind one another as normalisations stand behind one another, forward and
-    backward. Refused where that would not be exact.
+    micro-step; ``root``, a broadcast from the group's first rank: (N-1)/N. ``sync``: values that
+    single samples read of other samples are averaged at their source, so that the step is the step of one large batch:
+    2(N-1)/N of the bytes of these values, as many calls behind one another as normalisations stand behind one another,
+    forward and backward. Refused where the average would not be exact.
     """
     group = program.mesh.data_group
     states = [state for state in program.training.states if state.kind is StateKind.STATISTIC]

@@ -96,7 +96,7 @@ class PendingCollective:
 
 
 class NcclEngine:
-    """One process, one rank, one GPU: an Engine of Blocks of the GPU."""
+    """The Engine of a process that has a single rank and a single GPU; a Block is memory of the GPU."""
 
     def __init__(self, mesh: Mesh, control: ControlPlane, gpu: Gpu, nccl: Any) -> None:
         self.rank = control.rank

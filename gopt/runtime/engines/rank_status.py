@@ -11,7 +11,7 @@ from pathlib import Path
 from gopt.runtime.engines.launcher_folder import (
     is_stopped,
 )
-from gopt.spmd.pass_records import rank_ranges
+from gopt.text.amounts import rank_ranges
 
 RECORD = struct.Struct("<qqqqd")
 """Process number, step, call, how it goes, seconds since the epoch."""

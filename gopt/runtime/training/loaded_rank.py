@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest_entries import LocalState
-from gopt.errors import InputError, RunError
+from gopt.errors import RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
@@ -22,13 +22,14 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.training.activation_store import ActivationStore
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
-from gopt.schedules.schedule_file import read_schedule
+from gopt.schedules.schedule_file import member_runs, read_schedule
 from gopt.schedules.simulation import simulate
 
 
@@ -44,13 +45,12 @@ class LoadedRank:
         self.micro_steps = max(times for _, times in self.phases)
         self.actions = self._actions()
         """The runs of a step in order: a phase, and the number of its micro-step."""
-        self._saved: dict[int, dict[str, Any]] = {}
-        """Micro-step -> the values that its forward left for its backward."""
-        self._reads_left: dict[tuple[int, str], int] = {}
-        """Micro-step and saved value -> the number of phases that are still to read the value."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self.graphs, folder)
+        self._saved = ActivationStore(
+            [value.name for value in self.record.saved], [graph.inputs for graph in self.graphs.values()]
+        )
         self.weight = LossReduction.parse(self.manifest.loss_reduction).value
         """The value of a rank that its losses are weighed by, or ''."""
         for graph in self.graphs.values():
@@ -69,19 +69,14 @@ class LoadedRank:
         pipeline = self.manifest.pipeline
         if pipeline is None or pipeline.schedule is None:
             return [(phase, turn) for phase, times in self.phases for turn in range(times)]
-        path = self.folder / Path(pipeline.schedule).name
-        schedule, members = read_schedule(path), self.mesh.size(PIPELINE)
-        sizes, due = (len(schedule.members), schedule.stages, schedule.micro_batches), (members, pipeline.stages)
-        runs = schedule.runs(self.mesh.coordinates(self.engine.rank)[PIPELINE]) if sizes[0] == members else []
-        if sizes != (*due, self.micro_steps) or not dict(runs).keys() <= dict(self.phases).keys():
-            raise InputError(
-                f"{path} is for {sizes[0]} members, {sizes[1]} stages and {sizes[2]} micro-batches, the ranks have "
-                f"{members}, {pipeline.stages} and {self.micro_steps}",
-                "shard the step again with this schedule",
-            )
+        path, home = self.folder / Path(pipeline.schedule).name, self.mesh.coordinates(self.engine.rank)[PIPELINE]
+        schedule = read_schedule(path)
+        runs = member_runs(
+            schedule, home, (self.mesh.size(PIPELINE), pipeline.stages, self.micro_steps), dict(self.phases), path
+        )
         if self.engine.rank == 0:  # one rank finds faults for all
             simulate(schedule)
-        return [*runs, *((phase, 0) for phase, times in self.phases if phase not in dict(runs))]
+        return runs
 
     def _load(self, phase: str) -> Graph:
         path = self.folder / Path(self.record.files[phase]).name
@@ -142,20 +137,12 @@ class LoadedRank:
 
     def run_phase(self, phase: str, turn: int, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
         """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
-        inputs, saved = self.graphs[phase].inputs, self._saved.get(turn, {})
-        restored = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items() if name in inputs}
+        saved = self._saved.take(turn, self.graphs[phase].inputs)
+        restored = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items()}
         results = self.programs[phase].advance(
             self.held, dict[str, Any](feeds) | restored if restored else feeds, calls
         )
-        for name in restored:
-            self._reads_left[turn, name] -= 1
-            if not self._reads_left[turn, name]:
-                del saved[name], self._reads_left[turn, name]
-        for value in self.record.saved:
-            if value.name in results:
-                array = results.pop(value.name)
-                self._saved.setdefault(turn, {})[value.name] = array.copy() if isinstance(array, np.ndarray) else array
-                self._reads_left[turn, value.name] = sum(value.name in graph.inputs for graph in self.graphs.values())
+        self._saved.keep(turn, results)
         return results
 
     def to_host(self, value: Any) -> Array:

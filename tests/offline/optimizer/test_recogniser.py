@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import pytest
 from helpers import ROOT
+from whole_gen.kinds import load_all
+from whole_gen.writer import Writer
 
 import gopt
 from gopt.analysis.update_subgraphs import find_updates
@@ -88,3 +91,15 @@ def test_a_rate_that_follows_an_own_counter_is_named_for_each(monkeypatch) -> No
     assert tried == 1
     assert {name: rule.step_size for name, rule in found.items()} == {"w0": "r0", "w1": "r1"}
     assert inspect_model(source).optimizers[0].name == "SGD"
+
+
+def test_a_factor_that_is_infinite_in_a_trial_gives_no_warning(tmp_path):
+    """The weight of a group divides by a share that is zero where reduced values are: a terminal would show NumPy's
+    warning."""
+    w = Writer(219, 4, 1)
+    load_all()["worst_group"](w)
+    path = tmp_path / "step.onnx"
+    path.write_bytes(w.model().SerializeToString())
+    source = gopt.load(path)
+    with warnings.catch_warnings(action="error"):
+        assert [entry.name for entry in inspect_model(source).optimizers]

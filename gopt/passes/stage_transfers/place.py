@@ -1,61 +1,35 @@
-"""Place every node on a stage of the pipeline, and send values from stage to stage."""
+"""Where each node of a step runs, and what goes from stage to stage."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from gopt.analysis.training import Phase
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, Node
 from gopt.ir.node_kinds import draws
-from gopt.ir.phase import complete_phases
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
-from gopt.passes.base import Pass
 from gopt.records.mesh import PIPELINE
-from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.records.placements import FULLY_REPLICATED, Sharding
-from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_plan import TRANSFER, StagePlan
 from gopt.text.sanitize import show
 
+NAME = "stage-transfers"
 PREFIX = "gopt.stages"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageTransferOptions(PassOptions):
-    """The pass has no options."""
-
-
-def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> PassResult:
-    """Place the nodes of a pipeline on stages by data flow; send values to the other stages with a reader, once each.
-
-    Requires: the pass pipeline, and all passes that emit updates. A node of the forward goes to the latest stage of
-    the operands, a node of the backward to the latest stage with all operands, or else to the earliest stage of an
-    operand, a node of the update to the stage with most bytes of the operands. Nodes of inputs and constants alone run
-    on all stages. On the wire: each value once for each other stage that reads it; views are made there again.
-    """
-    if program.stages is None:
-        return PassResult(note=f"the mesh has no axis {PIPELINE}")
-    complete_phases(program.graph.nodes)
-    placement = _StagePlacement(program, program.stages)
-    placement.place()
-    return PassResult(facts=StageTransferFacts(
-        transfers=placement.transfers, nodes=tuple(placement.counts[stage] for stage in range(program.stages.stages))
-    ))  # fmt: skip
-
-
-class _StagePlacement:
+class StagePlacement:
     """A sweep over a program. ``names``: value -> stage -> the name there; a value without an entry is on all
     stages. ``home``: value -> the stage of the node behind the value."""
 
     def __init__(self, program: SpmdProgram, plan: StagePlan) -> None:
         self.program, self.plan, self.graph = program, plan, program.graph
-        self.rewriter = GraphRewriter(program.graph, "stage-transfers")
+        self.rewriter = GraphRewriter(program.graph, NAME)
         self.names: dict[str, dict[int, str]] = {}
         self.home: dict[str, int] = {}
         self.counts: Counter[int] = Counter()
@@ -286,7 +260,7 @@ class _StagePlacement:
         }  # fmt: skip
         sharding = FULLY_REPLICATED if maker is None else self._off(maker.sharding)
         node = self.rewriter.add(
-            "Transfer", [value], {result: self.graph.types[value]}, domain=SPMD, attributes=attributes,
+            TRANSFER, [value], {result: self.graph.types[value]}, domain=SPMD, attributes=attributes,
             sharding=sharding, after=maker, before=before,
         )  # fmt: skip
         node.phase = phase
@@ -305,10 +279,3 @@ class _StagePlacement:
     def _nbytes(self, name: str) -> int:
         type = self.graph.types.get(name)
         return type.nbytes if type is not None and type.static else 1
-
-
-PASS = Pass(
-    "stage-transfers", StageTransferOptions, stage_transfers,
-    after=("pipeline", "tensor-parallel", "shard", "refold-optimizers", "statistics"), facts=StageTransferFacts,
-    axis=PIPELINE,
-)  # fmt: skip

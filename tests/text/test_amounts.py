@@ -7,12 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gopt.documents.records import to_document
-from gopt.spmd.pass_records import PassRecord, balance, format_bytes, group_ranks, rank_ranges
+from gopt.records.pass_facts import PassRecord
+from gopt.text.amounts import balance, format_bytes, format_seconds, group_ranks, rank_ranges
 
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [([], ""), ([0], "0"), ([0, 1, 2, 5], "0-2,5"), ([0, 2, 4], "0,2,4"), ([3, 4], "3-4"), ([7, 9, 10], "7,9-10")],
+    [
+        ([], ""),
+        ([0], "0"),
+        ([0, 1, 2, 5], "0-2,5"),
+        ([0, 2, 4], "0,2,4"),
+        ([3, 4], "3-4"),
+        ([7, 9, 10], "7,9-10"),
+        ([0, 2, 1, 3], "0,2,1,3"),
+    ],
 )
 def test_ranges(ranks, text):
     assert rank_ranges(ranks) == text
@@ -47,3 +56,18 @@ def test_balance_is_the_fullest_over_the_mean():
     assert balance((30, 10, 20)) == 1.5
     assert balance((5, 5)) == balance((7,)) == balance((0, 0)) == balance(()) == 1.0
     assert balance((8, 0)) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0"),
+        (1.5e-7, "0.150 us"),
+        (9.999e-4, "1.00 ms"),
+        (0.12345, "123 ms"),
+        (2.0, "2.00 s"),
+        (345.0, "345 s"),
+    ],
+)
+def test_seconds_for_people(seconds, text):
+    assert format_seconds(seconds) == text

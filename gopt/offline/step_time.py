@@ -1,0 +1,121 @@
+"""The time of a step on a device: nodes by the roofline, in the order of the file, beside the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from gopt.ir.graph import SPMD, Node
+from gopt.lower.phases import phases
+from gopt.offline.device import DeviceFigures
+from gopt.offline.roofline import node_works
+from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
+from gopt.offline.times import call_times
+from gopt.records.mesh import PIPELINE
+from gopt.records.placements import OnMember
+from gopt.records.topology import Topology
+from gopt.spmd.local_sizes import LocalSizes
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.traffic import calls_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step, the sum of the other fields; parts are a mean over the stages.
+
+    ``compute``: nodes of the step; ``recompute``: nodes in a second run; ``exposed``: calls while a rank does not
+    compute, and starts of calls; ``bubble``: waits for other stages; ``fixed``: seconds of the device for each run of a
+    file and each step."""
+
+    seconds: float
+    compute: float
+    recompute: float
+    exposed: float
+    bubble: float
+    fixed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device for each rank, and the links between ranks."""
+
+    device: DeviceFigures
+    topology: Topology
+
+
+class Clock:
+    """Times the nodes of a program on the ranks at some coordinates, for all members along ``pp``."""
+
+    def __init__(self, program: SpmdProgram, machine: Machine, coordinates: Mapping[str, int]) -> None:
+        self.program, self.device, self.topology = program, machine.device, machine.topology
+        self.coordinates = {axis: at for axis, at in coordinates.items() if axis != PIPELINE}
+        self.members = program.mesh.size(PIPELINE) if program.stages is not None else 1
+        self.sizes = LocalSizes.at(program, coordinates)
+        self.prices = self._prices()
+
+    def run(self, nodes: Sequence[Node], results: Collection[str], *, apart: bool = False) -> StepSimulation:
+        """Simulate some nodes in order; ``results``: values with readers behind; ``apart``: transfers between stages
+        take no time here."""
+        simulation = StepSimulation(self.members, self.prices, apart)
+        self.add(simulation, nodes, results)
+        return simulation
+
+    def add(self, simulation: StepSimulation, nodes: Sequence[Node], results: Collection[str]) -> None:
+        """Run further nodes in a simulation, and wait for all calls."""
+        nodes = [node for node in nodes if _covers(node, self.coordinates)]
+        works = node_works(nodes, self.sizes, results, self.device.fuse_from)
+        simulation.run(nodes, [work.seconds(self.device) for work in works])
+        simulation.finish()
+
+    def _prices(self) -> Prices:
+        """The calls, on links; all ranks of a stage make the calls of the stage."""
+        program, calls = self.program, {}
+        for call in calls_of(program):
+            start, moving = call_times(call, self.topology)
+            of_stage = program.stages is not None and isinstance(call.node.sharding.on(PIPELINE), OnMember)
+            calls[call.node.outputs[0]] = start + moving * (self.members if of_stage else 1)
+        transfers = {}
+        for node in program.graph.nodes if program.stages is not None else ():
+            if node.domain == SPMD and node.op_type == TRANSFER:
+                link = self.topology.of(PIPELINE)
+                transfers[node.attributes["tag"]] = link.seconds(1, 2, self.sizes.nbytes(node.inputs[0]))
+        return Prices(calls, transfers, self.device.call, self.device.overlaps)
+
+
+def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:
+    """Return whether a rank runs a node on some stage."""
+    return all(axis == PIPELINE or part.covers(coordinates[axis]) for axis, part in node.sharding.by_axis)
+
+
+def step_time(program: SpmdProgram, machine: Machine, coordinates: Mapping[str, int]) -> StepTime:
+    """The time of a step without a schedule of micro-batches, on the ranks at some coordinates.
+
+    Micro-steps run in turn, then the update. Raises UnsupportedError where the update depends on a batch
+    other than through gradients."""
+    clock, device = Clock(program, machine, coordinates), machine.device
+    if program.micro_steps == 1:
+        simulation = clock.run(program.graph.nodes, program.graph.outputs)
+        return total(simulation.streams, device, 1)
+    runs = [(phase.times, clock.run(phase.graph.nodes, phase.graph.outputs)) for phase in phases(program)]
+    streams = [stream for times, simulation in runs for stream in simulation.streams * times]
+    return total([joined(streams)], device, sum(times for times, _ in runs))
+
+
+def joined(streams: Sequence[ComputeStream]) -> ComputeStream:
+    """Streams in a row."""
+    return ComputeStream(
+        sum(stream.clock for stream in streams), sum(stream.compute for stream in streams),
+        sum(stream.recompute for stream in streams), sum(stream.exposed for stream in streams),
+        sum(stream.bubble for stream in streams),
+    )  # fmt: skip
+
+
+def total(streams: Sequence[ComputeStream], device: DeviceFigures, runs: float) -> StepTime:
+    """The time of the members of a pipeline; ``runs``: of files of a member in a step."""
+    end, fixed = max(stream.clock for stream in streams), runs * device.run + device.step
+    compute, recompute = fmean(stream.compute for stream in streams), fmean(stream.recompute for stream in streams)
+    exposed = fmean(stream.exposed for stream in streams)
+    bubble = max(end - compute - recompute - exposed, 0.0)
+    return StepTime(end + fixed, compute, recompute, exposed, bubble, fixed)
