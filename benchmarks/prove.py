@@ -4,7 +4,7 @@
 measure in a process of its own, other processes of it included. The share is what the proof adds to ``gopt shard``, of
 all it takes with it. Growth is the exponent between the first and the last size.
 
-``python benchmarks/prove.py --targets``: the figures that gopt asks of itself, each beside its bound; half an hour on
+``python benchmarks/prove.py --targets``: the figures of issue 36, each beside its bound; half an hour on
 two cores. ``--targets 20k,gpt2`` measures some of them.
 """
 
@@ -31,7 +31,7 @@ class Target:
     proof in ``gopt shard``."""
 
     make: tuple[tuple[str, ...], ...]
-    """The arguments of Python for each script that makes ``{step}``."""
+    """The arguments of Python for each script before ``{step}`` is there."""
     options: str
     """Of ``gopt.shard``, in Python."""
     seconds: float

@@ -92,8 +92,8 @@ class NodeOrder:
 class _Followed(MutableMapping[str, int]):
     """The values of a rank: its own in front of its leader's.
 
-    ``ranges``: name -> the group that makes the value, and the ranges, values and shape of the results, of which no
-    reader was there so far."""
+    ``ranges``: name -> the group of the value's node, and the ranges, values and shape of the results, for values
+    without a reader so far."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
         self.own, self.leaders, self.expressions = own, leaders, expressions
