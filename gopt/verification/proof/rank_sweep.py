@@ -1,4 +1,4 @@
-"""The sweep over one graph of ranks that hold the same expressions, from call to call."""
+"""The sweep over a graph of ranks with the same expressions, from call to call."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plai
 from gopt.verification.proof.selections import Runs
 
 RANGE = -1
-"""In front of a node's operands: the results on whole operands, of a node that ranks apply to ranges."""
+"""In front of a node's operands: the results on whole operands, of a node on ranges."""
 UNDEFINED = "undefined"
-"""Leaves for results of calls that a rank has no value of."""
+"""Leaves for results of calls without a value on a rank."""
 
 
 class UnpairedCall(Exception):
@@ -36,7 +36,7 @@ class UnpairedCall(Exception):
 Values = dict[str, int]
 """Name of a value -> the number of its expression."""
 SweptValues: TypeAlias = MutableMapping[str, int]
-"""The same on a rank, which may share most values with another."""
+"""The same on a rank; most values may be shared with another."""
 
 
 def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
@@ -79,7 +79,7 @@ class NodeOrder:
         return {position: group for group in groups for position in group.positions}
 
     def names(self, front: int) -> list[str]:
-        """The values that the nodes in front make."""
+        """The results of the nodes in front."""
         if front not in self._names:
             self._names[front] = [name for name, position in self.made.items() if position < front]
         return self._names[front]
@@ -139,15 +139,15 @@ class RankSweep:
     """Earlier ranks with the same nodes in front: of these, this sweep reads only nodes with other operands."""
     order: NodeOrder | None = None
     front: int = 0
-    """The number of nodes that are the leader's."""
+    """The number of the leader's nodes."""
     fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
     """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
     repeats: Repeats | None = None
-    """Of the source: groups of nodes that it has again and again."""
+    """Of the source: groups of nodes again and again."""
     undefined: set[int] = field(default_factory=set)
-    """The results of calls that this rank has no value of."""
+    """The results of calls without a value on this rank."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
@@ -181,7 +181,7 @@ class RankSweep:
             self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:
-        """Store values, and note the readers of those that are unlike the leader's."""
+        """Store values, and note the readers of values unlike the leader's."""
         assert self.order is not None
         for name, number in values.items():
             self._store(name, number, self.order.readers)
@@ -281,7 +281,7 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        """The expressions of the operands of a node. Raises UnpairedCall for an undefined value."""
         numbers = tuple([self.values[name] for name in names])
         if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
@@ -289,7 +289,7 @@ class RankSweep:
         return numbers
 
     def without(self, node: Node) -> list[int]:
-        """The results of a call that are undefined on this rank."""
+        """The undefined results of a call on this rank."""
         results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
         self.undefined.update(results)
         return results
