@@ -26,7 +26,7 @@ EDITED = "a file of the folder was edited or comes from another one: write the f
 
 @dataclass(slots=True)
 class CheckedRanks:
-    """What matches so far: a rank's parts, by identity -> the different calls; and all possible calls of groups."""
+    """Matching parts so far: a rank's parts, by identity -> the different calls; and all possible calls of groups."""
 
     calls: dict[Hashable, list[tuple[str, Node]]] = field(default_factory=dict)
     allowed: set[Hashable] = field(default_factory=set)
