@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import json
 import random
@@ -28,6 +29,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures"
+
+
+def script_of(path: str) -> Any:
+    """A script of the repository as a module; its name is no other module's."""
+    name = f"script_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from helpers import ROOT
+from helpers import script_of
 
 import gopt
 from corpus.judge import judge
@@ -20,11 +19,7 @@ QUICK = ("mlp", "cnn")
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("corpus_page", ROOT / "docs/corpus.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
+    return script_of("docs/corpus.py")
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +66,7 @@ def test_the_page_lists_the_plants(page: ModuleType) -> None:
 
 def test_another_author_gets_every_planted_folder(tmp_path: Path) -> None:
     """``examples/corpus/write.py`` writes folders that gopt reads; here those of two numbers."""
-    spec = importlib.util.spec_from_file_location("corpus_write", ROOT / "examples/corpus/write.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = script_of("examples/corpus/write.py")
     script.main([str(tmp_path / "corpus"), "30", "48"])
     folders = sorted(path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir())
     assert folders == [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, script_of
 
 from gopt.documents.records import NULLABLE, OPTIONAL, Bounds, Count, Open, key, one_of
 
@@ -28,9 +27,7 @@ MEANT = (
 Passes that are new."""
 NAMES = sorted(OLD)
 
-spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas.py")
-schemas = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(schemas)
+schemas = script_of("docs/schemas.py")
 
 
 def shipped(name: str) -> dict[str, Any]:

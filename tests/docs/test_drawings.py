@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, script_of
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs/drawings.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["drawings"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = script_of("docs/drawings.py")
 
 
 @pytest.mark.parametrize("name", SCRIPT.DRAWINGS)

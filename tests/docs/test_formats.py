@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gopt.cli.main import main
+from helpers import ROOT, script_of
 
 import gopt
 from gopt import documents
 from gopt.errors import GoptError
 
-ROOT = Path(__file__).parents[2]
 PATHS = sorted((ROOT / "gopt/schemas").glob("*.schema.json"))
 SCHEMAS = {path.name.partition(".")[0]: json.loads(path.read_text(encoding="utf-8")) for path in PATHS}
 FIXTURES = sorted((ROOT / "fixtures").glob("*.onnx"))
@@ -124,10 +122,7 @@ def test_every_key_that_options_add_is_in_its_schema(name, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def formats():
-    spec = importlib.util.spec_from_file_location("formats", ROOT / "docs/formats.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_of("docs/formats.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, script_of
 from onnx import defs
 from operator_cases import CASES
 
@@ -14,10 +13,7 @@ from gopt.autodiff import refusals
 
 
 def test_the_page_is_generated():
-    spec = importlib.util.spec_from_file_location("operators_page", ROOT / "docs/operators.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = script_of("docs/operators.py")
     if defs.onnx_opset_version() < script.NEWEST:
         pytest.skip("an older onnx has fewer operators")
     text = script.PAGE.read_text(encoding="utf-8")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Set
 from dataclasses import dataclass
-from types import ModuleType
 
 import click
 import pytest
-from helpers import ROOT
+from helpers import ROOT, script_of
 
 from gopt.errors import GoptError
 from gopt.passes import PASSES
@@ -30,16 +27,7 @@ NOT_THERE = {"export.md": {"--dynamic"}}
 ALL = re.compile(r"<!-- all options: (?:pass ([\w-]+)|gopt ([\w -]+?))(?: but (.+?))? -->\n(.+?)(?:\n\n|\Z)", re.S)
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("option_page", ROOT / "docs/options.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["option_page"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = script_of("docs/options.py")
 OPTIONS = {name: SCRIPT.options(name, command) for name, command in SCRIPT.commands()}
 KNOWN = {option for every in OPTIONS.values() for each in every for option in each.names} | FOREIGN
 OF_SCRIPTS = {

@@ -8,22 +8,12 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, script_of
 
-
-def _hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("navigation", ROOT / "docs/navigation.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HOOK = _hook()
+HOOK = script_of("docs/navigation.py")
 
 
 def test_the_navigation_has_every_page_once() -> None:

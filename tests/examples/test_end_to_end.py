@@ -3,11 +3,10 @@ By hand, ``pytest -m torch tests/examples``, where torch and transformers are in
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
-from helpers import ROOT
+from helpers import script_of
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -18,10 +17,7 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("end_to_end", ROOT / "examples" / "end_to_end.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_of("examples/end_to_end.py")
 
 
 def test_losses_weights_and_logits_are_those_of_eager_pytorch(example, tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from products import part
 
 import gopt
 from gopt.errors import GoptError
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, Node
 from gopt.records.mesh import Mesh
 from gopt.spmd.program import SpmdProgram
 from gopt.verification.verify import Verifier
@@ -67,38 +67,8 @@ def called_twice(step: SpmdProgram, random: Random) -> bool:
     return True
 
 
-def other_operand(step: SpmdProgram, random: Random) -> bool:
-    """A node behind the first call reads another value of the same type that was there before."""
-    types, seen, choices = step.graph.types, [], []
-    behind = False
-    for node in step.graph.nodes:
-        behind = behind or node.domain == COMM
-        if behind and node.domain not in (COMM, SPMD):
-            for slot, name in enumerate(node.inputs):
-                same = [each for each in seen if each != name and types.get(each) == types.get(name)]
-                choices += [(node, slot, each) for each in same]
-        seen += node.outputs
-    if not choices:
-        return False
-    node, slot, name = choices[int(random.integers(len(choices)))]
-    node.inputs[slot] = name
-    return True
-
-
-def other_reduction(step: SpmdProgram, random: Random) -> bool:
-    """A call sums where it took the maximum, or the other way round."""
-    node = one([each for each in step.graph.nodes if "reduce" in each.attributes and each.domain == COMM], random)
-    if node is None:
-        return False
-    kinds = [kind for kind in ("sum", "max", "min") if kind != node.attributes["reduce"]]
-    change_attributes(step, node, reduce=kinds[int(random.integers(len(kinds)))])
-    return True
-
-
 DISTRIBUTED: list[Mutation] = [lost_call, other_axes, called_twice]
 """What they break is where values are; all of it must be seen."""
-ARITHMETIC: list[Mutation] = [other_operand, other_reduction]
-"""What they break may be arithmetic alone, which rules of sharding do not see: ``gopt verify`` does."""
 WORLDS = [
     ("mlp_mom_clip_sched", "dp=2,shard=2", 2, 1), ("mlp_mom_clip_sched", "shard=2", 1, 1),
     ("mlp_adamw", "dp=2,shard=2", 0, 1), ("mlp_adamw", "dp=2,shard=2", 3, 2), ("cnn_mom_fp16", "dp=2,shard=2", 2, 1),
@@ -107,11 +77,11 @@ WORLDS = [
 ]  # fmt: skip
 
 
-def judged(seed: int, mutations: list[Mutation], folder: Path) -> str:
+def judged(seed: int, folder: Path) -> str:
     """``refused``, ``equal``, ``unequal``, ``does not run``, or ``nothing``: no such mutant of this step."""
     random = np.random.default_rng(seed)
     name, mesh, stage, accumulate = WORLDS[seed % len(WORLDS)]
-    mutation = mutations[int(random.integers(len(mutations)))]
+    mutation = DISTRIBUTED[int(random.integers(len(DISTRIBUTED)))]
     changed: list[bool] = []
     pipeline = planted_pipeline(lambda step: changed.append(mutation(step, random)), stage)
     source = gopt.load(FIXTURES / f"{name}.onnx")
@@ -130,10 +100,10 @@ def judged(seed: int, mutations: list[Mutation], folder: Path) -> str:
 
 @pytest.mark.parametrize("seed", part(range(22), 10, first=1))
 def test_what_is_accepted_is_equal(seed, tmp_path):
-    assert judged(seed, DISTRIBUTED, tmp_path) in ("refused", "equal", "nothing")
+    assert judged(seed, tmp_path) in ("refused", "equal", "nothing")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 400))
 def test_more_of_them(seed, tmp_path):
-    assert judged(seed, DISTRIBUTED, tmp_path) in ("refused", "equal", "nothing")
+    assert judged(seed, tmp_path) in ("refused", "equal", "nothing")

@@ -24,11 +24,6 @@ def found(made, *, least: int = 0) -> Counter[tuple[Phase, str]]:
     )  # fmt: skip
 
 
-def found_sizes(made) -> list[int]:
-    graph = made.made.graph
-    return [graph.types[node.outputs[0]].elements for node in graph.nodes if node.domain == COMM]
-
-
 ACTIVATION = 4 * 8 * 16
 """Elements of an activation of gpt_adamw: samples, tokens, channels."""
 

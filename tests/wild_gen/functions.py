@@ -7,10 +7,10 @@ from pathlib import Path
 
 import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
-from steps_gen.graphs import into_functions, reads
+from steps_gen.graphs import into_functions
 
 from wild_gen.form import Form
-from wild_gen.rewriting import copy_of, forward, infos, opset, own_domain, parameters, rewrite, store
+from wild_gen.rewriting import copy_of, forward, infos, opset, own_domain, rewrite, store
 
 
 def function(
@@ -207,10 +207,6 @@ def _forward_names(model: ModelProto) -> set[str]:
 def whole(model: ModelProto, folder: Path) -> None:
     """The whole step as one call. Stored constants become inputs of it."""
     parts(lambda model, node: "step")(model, folder)
-
-
-def reading_parameters(model: ModelProto, node: NodeProto) -> str:
-    return "reader" if reads(node) & set(parameters(model)) and node.name in _forward_names(model) else ""
 
 
 FORMS = [

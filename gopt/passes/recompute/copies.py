@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, RECOMPUTE, Node
 from gopt.ir.rewriter import GraphRewriter
-from gopt.passes.recompute.forward import ForwardValues
+from gopt.passes.recompute.forward import ForwardValues, member_of
 
 SUFFIX = ".again"
 
@@ -25,8 +26,9 @@ class Copies:
     nodes: list[Node] = field(default_factory=list)
     suffix: str = SUFFIX
     """No value of the graph has a name with this end."""
-    operations: int = 0
-    """Operations of the copies: of products alone, as those of a step are counted."""
+    operations: Counter[int] = field(default_factory=Counter)
+    """Member of the axis of stages, or 0 -> operations of its copies: of products alone, as those of a step are
+    counted."""
     _names: dict[str, str] = field(default_factory=dict)
     """Value -> its name in the backward."""
     _calls: dict[str, tuple[Node, int]] = field(default_factory=dict)
@@ -92,5 +94,7 @@ class Copies:
             rewriter.move(copy, position - 0.5)
             self._names.update(names)
             self.nodes.append(copy)
-            self.operations += flops_of(graph, copy)
+            self.operations[member_of(node)] += flops_of(graph, copy)
+            stages = self.forward.program.value_stages
+            stages.update((new, stages[old]) for old, new in names.items() if old in stages)
         return self._names[name]

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
-from helpers import ROOT
+from helpers import ROOT, script_of
 
 from gopt.runtime.session import Array
 
 sys.path.insert(0, str(ROOT / "fixtures/sparse"))
 from writer import Writer
 
-spec = importlib.util.spec_from_file_location(
-    "sparse_steps", ROOT / "fixtures/sparse/steps.py"
-)  # other tests have steps too
-assert spec is not None and spec.loader is not None
-sparse_steps = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sparse_steps)
+sparse_steps = script_of("fixtures/sparse/steps.py")
 update = sparse_steps.update
 
 BATCH, LOOKED_UP = 4, 3
