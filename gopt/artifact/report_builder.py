@@ -28,7 +28,7 @@ from gopt.operators.kinds import CASTS, MASKS, SCALES
 from gopt.records.checks import Check
 from gopt.records.mesh import PIPELINE
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source
+from gopt.spmd.step_memory import SOURCE_PEAKS, live_in_source, stage_runs
 from gopt.spmd.traffic import calls_of
 from gopt.system.background import Task
 from gopt.text.amounts import balance, format_bytes
@@ -92,7 +92,7 @@ def build_report(
             *program.source.notes,
             *program.warnings,
             *_notes(program),
-            *_saved_notes(program, ranks),
+            *_saved_notes(program),
             *notes(couplings),
         ),
         couplings=tuple(couplings),
@@ -149,20 +149,18 @@ def _notes(program: SpmdProgram) -> list[str]:
     return notes
 
 
-def _saved_notes(program: SpmdProgram, ranks: Sequence[RankGraph]) -> list[str]:
-    """The memory of several micro-batches at once, which the peak of live values leaves out."""
+def _saved_notes(program: SpmdProgram) -> list[str]:
+    """The saved values of several micro-batches at once, which the peak of live values includes."""
     plan = program.stages
     if plan is None or plan.schedule is None:
         return []
-    texts = []
-    for member, live in enumerate(plan.peak_live):
-        rank = next((part.rank for part in ranks if program.mesh.coordinates(part.rank)[PIPELINE] == member), None)
-        types = {value.input: value.type for part in ranks if part.rank == rank for value in part.saved}
-        nbytes = sum(type.nbytes for type in types.values() if type.static)
-        texts.append(f"{live} on member {member} ({format_bytes(live * nbytes / plan.chunks)})")
+    texts = [
+        f"{forwards} on member {member} ({format_bytes(run.saved)})"
+        for member, (forwards, run) in enumerate(zip(plan.peak_live, stage_runs(program)))
+    ]
     return [
         f"schedule {plan.schedule.name} keeps saved values of at most so many forwards at once: {', '.join(texts)}; "
-        "the peak of live values is of one micro-batch"
+        "the peak of live values has them"
     ]
 
 

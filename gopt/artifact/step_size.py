@@ -9,6 +9,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, SourceEntry, StepSize
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.records.mesh import PIPELINE
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import live, live_in_source
 from gopt.spmd.traffic import calls_of
@@ -25,19 +26,20 @@ def before_after(
     the first counts; of ranks differing in states alone, one gives the peak."""
     if not usages:
         return None
-    peaks: dict[int, int] = {}
+    peaks: dict[tuple[int, int], int] = {}
 
     def peak(rank: int) -> int:
-        variant = program.of(rank)
-        if id(variant) not in peaks:
-            peaks[id(variant)] = live(variant, calls_of(variant), program.mesh.coordinates(rank)).peak
-        return peaks[id(variant)]
+        variant, coordinates = program.of(rank), program.mesh.coordinates(rank)
+        key = id(variant), coordinates.get(PIPELINE, 0)
+        if key not in peaks:
+            peaks[key] = live(variant, calls_of(variant), coordinates).peak
+        return peaks[key]
 
     def held(usage: RankUsage) -> int:
         return usage.nbytes.parameters + usage.nbytes.optimizer_states
 
     most = max(usages, key=held)
-    if program.others:
+    if program.others or program.stages is not None:
         most = max(usages, key=lambda usage: held(usage) + peak(usage.rank))
     parts = [rank for rank in ranks if rank.rank == most.rank]
     largest = StepSize(

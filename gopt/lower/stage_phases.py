@@ -1,7 +1,7 @@
 """The phases of a micro-batch on stages of a pipeline: an action of each stage of a member, as a schedule names them.
 
-An action takes saved values of earlier actions of the same micro-batch. Values on all stages are computed again by each
-action that reads them.
+An action takes saved values of earlier actions of the same micro-batch. Values on all stages, views, and states that
+are moved or cast are made again by each action that reads them.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import SPMD, Node, clone
-from gopt.ir.phase import Phase
+from gopt.ir.graph import Node, clone
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND, SHOWN
 from gopt.lower.phases import LoweredPhase, phase_of
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER, StagePlan
+from gopt.spmd.stage_actions import Part, StageActions, transfers, with_common
+from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
-
-Part = tuple[ActionKind, int]
-"""The kind of an action, and the number of the stage on its member."""
 
 
 @dataclass(slots=True)
@@ -53,48 +50,26 @@ class _Divided:
 
     def __init__(self, program: SpmdProgram, plan: StagePlan, micro: Mapping[str, str]) -> None:
         self.program, self.plan, self.micro = program, plan, micro
-        split = plan.schedule is not None and plan.schedule.splits_backward
-        backward = ActionKind.INPUT if split else ActionKind.BACKWARD
-        chunks = range(plan.chunks)
-        self.order: list[Part] = [(ActionKind.FORWARD, chunk) for chunk in chunks]
-        self.order += [(backward, chunk) for chunk in reversed(chunks)]
-        self.order += [(ActionKind.WEIGHT, chunk) for chunk in reversed(chunks) if split]
-        self.backward = backward
+        actions = StageActions(program, plan, micro)
+        self.order, self.backward = actions.order, actions.backward
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}
         """Value of some members -> these members."""
         self.part_of: dict[str, Part] = {}
         """Value of some members -> the action that makes it."""
-        self.common: list[Node] = []
-        """Nodes that all members run."""
-        self._divide()
+        self.common = [node for node in actions.nodes if id(node) in actions.common]
+        """Nodes that every action with a reader runs."""
+        self._divide(actions)
 
-    def _divide(self) -> None:
-        needed, behind = set(self.micro.values()), set[str]()
-        nodes: list[Node] = []
-        for node in reversed(self.program.graph.nodes):
-            if any(value in needed for value in node.outputs):
-                needed.update(node.reads)
-                nodes.append(node)
-        moving = self._moving(nodes)
-        weights = self._weights(nodes)
-        for node in reversed(nodes):
-            late = node.phase is Phase.BACKWARD or not behind.isdisjoint(node.reads)
-            late = late and id(node) not in moving
-            transfers = node.op_type == TRANSFER and node.domain == SPMD
-            if late:
-                behind.update(node.outputs)
-            kind = ActionKind.FORWARD if not late else ActionKind.WEIGHT if id(node) in weights else self.backward
+    def _divide(self, actions: StageActions) -> None:
+        for node in actions.nodes:
             place = node.sharding.on(PIPELINE)
-            if transfers and node.attributes["target"] < 0:
+            if transfers(node, to_all=True):
                 self._to_all(node)
-            elif transfers:
-                self._transfer(node, kind)
-            elif isinstance(place, OnMember):
-                stage = self.program.value_stages[node.first_output]
-                self._add((kind, self.plan.chunk(stage)), node, (place.member,))
-            else:
-                self.common.append(node)
+            elif transfers(node):
+                self._transfer(node, actions.kind(node))
+            elif id(node) not in actions.common and isinstance(place, OnMember):
+                self._add(actions.part(node), node, (place.member,))
 
     def _add(self, part: Part, node: Node, members: tuple[int, ...]) -> None:
         self.actions[part].add(node)
@@ -147,38 +122,6 @@ class _Divided:
             copy.inputs = []
         return copy
 
-    def _moving(self, nodes: Iterable[Node]) -> set[int]:
-        """The ids of the nodes behind running statistics: nodes of the forward, where micro-batches run in order.
-        ``nodes``: from the last to the first. Raises UnsupportedError for a statistic of the backward."""
-        states = {state.output for state in self.program.states}
-        needed = {value for output, value in self.micro.items() if output in states}
-        moving = set()
-        for node in nodes:
-            if not needed.isdisjoint(node.outputs):
-                if node.op_type == TRANSFER and node.phase is Phase.BACKWARD:
-                    raise UnsupportedError(
-                        f"a running statistic is made of {show(node.inputs[0])}, which the backward sends to another "
-                        "stage",
-                        "leave out --accumulate, or the axis pp",
-                    )
-                needed.update(node.reads)
-                moving.add(id(node))
-        return moving
-
-    def _weights(self, nodes: Iterable[Node]) -> set[int]:
-        """The ids of the nodes that no transfer of a gradient waits for; none if backwards are not split."""
-        if self.backward is ActionKind.BACKWARD:
-            return set()
-        needed: set[str] = set()
-        weights = set()
-        for node in nodes:
-            sends = node.op_type == TRANSFER and node.phase is Phase.BACKWARD
-            if sends or not needed.isdisjoint(node.outputs):
-                needed.update(node.reads)
-            else:
-                weights.add(id(node))
-        return weights
-
     def phases(self) -> list[LoweredPhase]:
         """The phases in order, each with the common nodes that it reads."""
         results = {part: dict[str, str]() for part in self.order}
@@ -186,11 +129,10 @@ class _Divided:
         for output, value in self.micro.items():
             results[self.part_of.get(value, shown)][output] = value
         readers: dict[str, list[Part]] = {}
+        common: dict[Part, list[Node]] = {}
         for part, action in self.actions.items():
             action.needed.update(results[part].values())
-            for node in reversed(self.common):
-                if not action.needed.isdisjoint(node.outputs):
-                    action.needed.update(node.reads)
+            common[part] = with_common(action.needed, self.common)
             for name, made_by in self.part_of.items():
                 if made_by != part and name in action.needed:
                     readers.setdefault(name, []).append(part)
@@ -198,8 +140,7 @@ class _Divided:
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}
         times, lowered = self.program.micro_steps, []
         for part, action in self.actions.items():
-            common = [node for node in self.common if not action.needed.isdisjoint(node.outputs)]
-            nodes = sorted([*action.nodes, *common], key=lambda node: position[node.first_output])
+            nodes = sorted([*action.nodes, *common[part]], key=lambda node: position[node.first_output])
             saved = {name: self.members[name] for name, parts in readers.items() if part in parts}
             saved |= {name: self.members[name] for name in readers if self.part_of[name] == part}
             name = self.plan.phase(*part)

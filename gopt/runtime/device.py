@@ -50,7 +50,8 @@ class Device(Protocol):
         """Return a value for sessions, made of an array or a view."""
 
     def hold(self, array: Any) -> Any:
-        """As ``to_device``, for an array or view that exists as long as the value."""
+        """As ``to_device``, for an array or view that exists as long as the value; a copy on devices other than the
+        host's."""
 
     def view(self, value: Any) -> Any:
         """The inverse of ``to_device``."""

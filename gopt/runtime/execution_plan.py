@@ -17,13 +17,12 @@ from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.fold_transposes import fold_transposes
 from gopt.runtime.inlined_functions import inlined
-from gopt.runtime.partition import CallStep, ProgramStep, Segment, partition
+from gopt.runtime.partition import CallStep, OverwritingSegment, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
 from gopt.runtime.shared_memory import GatherRequest, SendRequest, SharedMemory
-from gopt.runtime.tuning.tiling import ElementwiseRun
 
-ProgramPart: TypeAlias = Segment | ElementwiseRun | CallStep
+ProgramPart: TypeAlias = Segment | OverwritingSegment | CallStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def plan_execution(
     parts: list[ProgramPart] = []
     for step in partition(assignment.graph):
         parts += tuning.split(step, types) if trains and isinstance(step, Segment) else [step]
-    steps = [part.segment if isinstance(part, ElementwiseRun) else part for part in parts]
+    steps = [part.segment if isinstance(part, OverwritingSegment) else part for part in parts]
     aliases = _input_aliases(parts, steps, graph, replaces or {}, assignment, assignment.send_names)
     ordered = find_hazards(assignment, steps, aliases)
     plans_memory = trains and tuning.plans_memory
@@ -115,7 +114,7 @@ def _input_aliases(
     parts: Sequence[ProgramPart], steps: Sequence[ProgramStep], graph: Graph, replaces: Mapping[str, str],
     buffers: BufferAssignment, sent: frozenset[str],
 ) -> dict[int, dict[str, str]]:  # fmt: skip
-    """Number of an elementwise run -> result -> the overwritten operand. ``sent``: results in the buffer of a call."""
+    """Number of a part -> result -> the overwritten operand. ``sent``: results in the buffer of a call."""
     last = {name: number for number, step in enumerate(steps) for name in step.inputs}
     read_until: dict[int, int] = {}
     """Number of a gather -> the last step that reads what it made in the buffer of a local shard."""
@@ -123,7 +122,7 @@ def _input_aliases(
         read_until[number] = max(last.get(name, -1) for name in gather.outputs)
     aliases, outputs = {}, frozenset(graph.outputs)
     for number, part in enumerate(parts):
-        if not isinstance(part, ElementwiseRun):
+        if not isinstance(part, OverwritingSegment):
             continue
         rows: dict[str, str] = {}
         for output in part.segment.outputs:

@@ -76,13 +76,13 @@ class Executor:
         self._steps = self._compile(plan, final, cache, views)
         constants = self._constants_outside(graph)
         self._fixed |= constants | {name: value for name, value in views.items() if name not in self._state_views}
-        self._forwarded = self._forwarded_outputs(plan.replaces)
         self._next = {name: plan.replaces[name] for name in self._outputs if name in plan.replaces}
         """Outputs that become states -> those states; ``_moved``: without those that are computed in the state's
         memory; ``_shown``: the other outputs."""
         overwritten = {item for part in final.aliases.values() for item in part.items()}
         self._moved = {name: state for name, state in self._next.items() if (name, state) not in overwritten}
         self._in_place = frozenset(self._next[name] for name in self._next.keys() - self._moved.keys())
+        self._forwarded = self._forwarded_outputs(plan.replaces)
         self._advanced: dict[str, Any] | None = None
         """The states of the last step: those in ``_in_place`` stay the same values."""
         self._shown = [name for name in self._outputs if name not in plan.replaces]
@@ -152,7 +152,7 @@ class Executor:
         They would alias a fed array or a constant, and alternating buffers would be overwritten while still read."""
         results = {name for step in self._steps for name in step.outputs}
         renamed = {name for name in self._outputs if replaces.get(name, name) != name}
-        return frozenset(renamed - results) if self.plans_memory else frozenset()
+        return frozenset(renamed - results) if self.plans_memory or self._in_place else frozenset()
 
     def bind_states(self, states: dict[str, Any]) -> None:
         """Move states into their buffers one by one, so that the first step does not need two copies of each state.
@@ -178,7 +178,8 @@ class Executor:
         values = self._start(states, feeds)
         self._execute(values, call)
         for name in self._forwarded:
-            values[name] = self._device.hold(self._device.view(values[name]).copy())
+            view = self._device.view(values[name])
+            values[name] = self._device.hold(view.copy() if isinstance(view, np.ndarray) else view)
         unchanged = states is self._advanced and self._in_place.isdisjoint(feeds)
         changed = self._moved if unchanged else self._next
         states.update(zip(changed.values(), map(values.__getitem__, changed)))

@@ -22,6 +22,14 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class OverwritingSegment:
+    """A segment whose results may overwrite operands: those named by ``rows``."""
+
+    segment: Segment
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CallStep:
     """A collective, with an index among the collectives of the file."""
 

@@ -230,6 +230,7 @@ class SpmdProgram:
         program.states, program.layout, program.passes = list(self.states), list(self.layout), list(self.passes)
         program.accumulators, program.explanations = list(self.accumulators), list(self.explanations)
         program.loop_carried, program.sharded = dict(self.loop_carried), dict(self.sharded)
+        program.value_stages = dict(self.value_stages)
         return program
 
     def split_along(self, gradient: str) -> tuple[str, ...]:

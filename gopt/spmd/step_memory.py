@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
-from gopt.ir.graph import Node
 from gopt.ir.types import nbytes
-from gopt.operators.kinds import VIEWS
+from gopt.records.mesh import PIPELINE
+from gopt.spmd.liveness import SHARES_MEMORY as SHARES_MEMORY
+from gopt.spmd.liveness import LivePeaks as LivePeaks
+from gopt.spmd.liveness import peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
 from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
 
-SHARES_MEMORY = VIEWS | {"Select"}
-"""Operators whose result can share its operand's memory."""
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
 
 
-@dataclass(frozen=True, slots=True)
-class LivePeaks:
-    """Largest sums of bytes alive at once, each at its own moment; ``peak`` of all of them together.
-
-    ``activations``: whatever is neither a gradient nor gathered.
-    """
-
-    peak: int
-    activations: int
-    gradients: int
-    gathered: int
-
-
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of a rank for each part of the states: parts along other axes are of the same size."""
+    """The coordinates of a rank for each part of the states, on each stage: parts along other axes are of the same
+    size."""
     axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
     coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
+    if program.stages is not None:
+        coords = [at | {PIPELINE: member} for member in range(program.mesh.size(PIPELINE)) for at in coords]
     return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
 
 
@@ -79,11 +69,24 @@ def reduced_gradient_bytes(program: SpmdProgram) -> list[int]:
 
 
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
-    """Peaks of live bytes on a rank beside states, inputs and constants, in node order. A new state replaces the old
-    state."""
-    nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    outputs = (state.output for state in program.states)
-    return _peaks(nodes, LocalSizes.at(program, coordinates), frozenset(outputs), _kinds(program, calls))
+    """Peaks of live bytes on a rank beside states, inputs and constants, in node order, or in the order of a schedule
+    with the sums of micro-batches. A new state replaces the old state."""
+    return step_run(program, calls, coordinates).peaks
+
+
+def stage_runs(program: SpmdProgram) -> list[StepRun]:
+    """The memory of a step on each stage's member: of the first rank there, since others differ in states alone."""
+    start, calls = program.mesh.coordinates(0), calls_of(program)
+    return [step_run(program, calls, start | {PIPELINE: at}) for at in range(program.mesh.size(PIPELINE))]
+
+
+def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> StepRun:
+    """The same peaks, and the bytes that a schedule saves between its actions."""
+    updated = {state.output for state in program.states}
+    sizes, kinds = LocalSizes.at(program, coordinates), _kinds(program, calls)
+    if program.stages is not None and program.stages.schedule is not None:
+        return scheduled(program, program.stages, sizes, updated, kinds, coordinates)
+    return StepRun(peaks(on_rank(program.graph.nodes, coordinates), sizes, updated, kinds))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -91,53 +94,10 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
-        updated = frozenset(state.updated for state in training.states)
-        return _peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
+        updated = {state.updated for state in training.states}
+        return peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
 
     return training.once(SOURCE_PEAKS, find)
-
-
-def _peaks(nodes: Sequence[Node], sizes: LocalSizes, updated: frozenset[str], kinds: Mapping[str, str]) -> LivePeaks:
-    """Find the peaks of live bytes in a sweep from the last node to the first.
-
-    A value is live from the producer to the last reader; without a reader, to the end. ``updated``: new states, not
-    counted.
-    """
-
-    def size_of(name: str) -> int:
-        return 0 if name in updated else sizes.nbytes(name)
-
-    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
-    root: dict[str, str] = {}
-    for name, base in views.items():
-        root[name] = root.get(base, base)
-    results = {name for node in nodes for name in node.outputs}
-    read = {name for node in nodes for name in node.reads}
-    now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    live = {name: size_of(name) for name in results - read - root.keys()}
-    """Value that is alive -> its bytes."""
-    for name, size in live.items():
-        now[kinds.get(name, "activations")] += size
-    peak, alive = dict(now), sum(now.values())
-    most = alive
-    for node in reversed(nodes):
-        for name in node.reads:
-            name = root.get(name, name)
-            if name not in live and name in results:  # another rank may make it
-                size = live[name] = size_of(name)
-                if size:
-                    kind = kinds.get(name, "activations")
-                    alive += size
-                    now[kind] += size
-                    if now[kind] > peak[kind]:
-                        peak[kind] = now[kind]
-        if alive > most:
-            most = alive
-        for name in node.outputs:
-            if size := live.get(name, 0):
-                alive -= size
-                now[kinds.get(name, "activations")] -= size
-    return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])
 
 
 def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, str]:

@@ -117,7 +117,8 @@ class ShardingInference:
             self._layout(node)
         elif node.op_type in MAY_DRAW and draws(node):
             self._node(node, drawn=True)
-            self.known.update((name, self.table.everywhere) for name in node.outputs if name)
+            drawn = self.table.placed(self.table.everywhere, node.sharding)
+            self.known.update((name, drawn) for name in node.outputs if name)
         else:
             self._node(node)
 

@@ -272,6 +272,12 @@ def test_a_value_is_drawn_on_one_stage(tmp_path):
     assert drawing.sharding.on(PIPELINE) == OnMember(0)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_drawn_from_nothing_are_sent_to_readers(tmp_path):
+    gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2).write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+
+
 # --- planted errors ---
 
 

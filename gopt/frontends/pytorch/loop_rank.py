@@ -230,7 +230,7 @@ class Rank:
 
     def full_states(self) -> dict[str, torch.Tensor]:
         """Every state of the source under its name, gathered from all ranks into host memory."""
-        return {name: tensor_over(array) for name, array in self._gathered([*self._source_types]).items()}
+        return {name: tensor_over(array.copy()) for name, array in self._gathered([*self._source_types]).items()}
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The argument of ``module.load_state_dict`` of the exported module; of other steps parameters and statistics
@@ -244,7 +244,7 @@ class Rank:
 
     def _values(self) -> StepValues:
         graph, types = self._source, self._source_types
-        tensors = {name: Tensor(types[name], array=array) for name, array in self._gathered([*types]).items()}
+        tensors = {name: Tensor(types[name], array=array.copy()) for name, array in self._gathered([*types]).items()}
         graph = replace(graph, initializers={**graph.initializers, **tensors})
         kinds = {state.tensor: state.kind for state in self.manifest.states}
         return StepValues(graph, kinds, TorchRecord.of(graph.metadata, str(self._rank.folder)), self.steps)
@@ -290,7 +290,7 @@ class Rank:
             raise OptionError("there is no model to evaluate", "load(folder, evaluation='step.eval.onnx')")
         if self._evaluated is None:
             whole = self._gathered(self._evaluation.states)
-            self._evaluated = {name: HeldInput(self.device.hold(array)) for name, array in whole.items()}
+            self._evaluated = {name: HeldInput(self.device.to_device(array)) for name, array in whole.items()}
         return self._evaluation(batch, self._evaluated)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -44,28 +45,35 @@ def recompute(program: SpmdProgram, options: RecomputeOptions) -> PassResult:
     Requires: to run behind shard and before overlap. Guarantees: a copy is a node of the forward on equal operands, so
     the bits stay the same; draws, calls and updates of running statistics run once. On the wire: nothing.
     """
-    if dict(program.mesh.axes).get(PIPELINE, 1) > 1:
-        raise UnsupportedError("--recompute does not know pipeline stages yet", "leave it out, or use tp, shard or dp")
     rules = _parse(options.override)
-    forward, before = ForwardValues(program), _peak(program)
+    forward, before = ForwardValues(program), _peaks(program)
     rule = _RULES.get(options.policy)
-    if rule is None and before <= (most := _most(options.policy)):
-        return PassResult(note=f"{before} bytes are alive at once, and {most} may be: nothing is computed again")
-    chosen = _overridden(forward, rule(forward), rules) if rule else _under(program, forward, most, rules)
+    if rule is None and max(before.values()) <= (most := _most(options.policy)):
+        return PassResult(
+            note=f"{max(before.values())} bytes are alive at once, and {most} may be: nothing is computed again"
+        )
+    chosen = _overridden(forward, rule(forward), rules) if rule else _under(program, forward, before, most, rules)
     copies, behind = _tried(program, chosen)
     if not copies.nodes:
         why = "no block is repeated" if options.policy == "full" else "the backward reads nothing to compute again"
         return PassResult(note=why)
-    if behind > before:
-        return PassResult(note=f"{behind} bytes would be alive at once, and {before} are: nothing is computed again")
+    if worse := {member for member, peak in behind.items() if peak > before[member]}:
+        most_behind = max(behind[member] for member in worse)
+        chosen = {name for name in chosen if forward.member(name) not in worse}
+        copies, behind = _tried(program, chosen)
+        if not copies.nodes:
+            return PassResult(
+                note=f"{most_behind} bytes would be alive at once, and {max(before.values())} are: nothing is computed "
+                "again"
+            )
     saved_before = _saved(program, forward)
     Copies(forward, chosen).write()
     saved = _saved(program, forward)
     facts = RecomputeFacts(
         saved=len(saved), recomputed=len(saved_before - saved), nodes=len(copies.nodes),
         saved_bytes_before=sum(map(forward.nbytes, saved_before)), saved_bytes=sum(map(forward.nbytes, saved)),
-        live_bytes_before=before, live_bytes=behind,
-        operations=flops(program.training.graph), operations_added=copies.operations,
+        live_bytes_before=max(before.values()), live_bytes=max(behind.values()),
+        operations=flops(program.training.graph), operations_added=copies.operations.total(),
     )  # fmt: skip
     return PassResult(facts=facts)
 
@@ -79,30 +87,44 @@ def _most(policy: str) -> int:
         ) from error
 
 
-def _peak(program: SpmdProgram) -> int:
-    """The peak of live bytes over all parts of the states."""
-    return max(live(variant := program.at(at), calls_of(variant), at).peak for at in members(program))
+def _peaks(program: SpmdProgram) -> dict[int, int]:
+    """The peak of live bytes of each member of the axis of stages, over all parts of the states; without stages, of
+    member 0."""
+    peaks: dict[int, int] = {}
+    for at in members(program):
+        variant, member = program.at(at), at.get(PIPELINE, 0)
+        peaks[member] = max(peaks.get(member, 0), live(variant, calls_of(variant), at).peak)
+    return peaks
 
 
-def _tried(program: SpmdProgram, chosen: set[str]) -> tuple[Copies, int]:
-    """The copies of a choice on a fork of the program, and the peak of live bytes there."""
+def _tried(program: SpmdProgram, chosen: set[str]) -> tuple[Copies, dict[int, int]]:
+    """The copies of a choice on a fork of the program, and the peaks of live bytes there."""
     trial = program.fork()
-    return Copies(ForwardValues(trial), chosen).write(), _peak(trial)
+    return Copies(ForwardValues(trial), chosen).write(), _peaks(trial)
 
 
-def _under(program: SpmdProgram, forward: ForwardValues, most: int, rules: list[tuple[str, str]]) -> set[str]:
-    """The choice of the fewest operations with a peak of at most ``most`` live bytes."""
+def _under(
+    program: SpmdProgram, forward: ForwardValues, before: Mapping[int, int], most: int, rules: list[tuple[str, str]]
+) -> set[str]:  # fmt: skip
+    """The choice of the fewest operations with a peak of at most ``most`` live bytes, by itself for each member of the
+    axis of stages: no copy reads a value of another member."""
     by_rule = (rule(forward) for rule in _RULES.values())
     choices = [_overridden(forward, chosen, rules) for chosen in (*choose.cuts(forward), *by_rule)]
-    trials = [(*_tried(program, chosen), chosen) for chosen in choices]
-    fitting = [(copies.operations, peak, number) for number, (copies, peak, _) in enumerate(trials) if peak <= most]
-    if not fitting:
-        least = min(peak for _, peak, _ in trials)
-        raise UnsupportedError(
-            f"--recompute: a rank has at least {least} bytes alive at once, and {most} may be",
-            "allow more, or shard the step further",
-        )
-    return trials[min(fitting)[-1]][-1]
+    trials = [_tried(program, chosen) for chosen in choices]
+    result = set[str]()
+    for member in (member for member, peak in before.items() if peak > most):
+        fitting = [
+            (copies.operations[member], peaks[member], number) for number, (copies, peaks) in enumerate(trials)
+            if peaks[member] <= most
+        ]  # fmt: skip
+        if not fitting:
+            least = min(peaks[member] for _, peaks in trials)
+            raise UnsupportedError(
+                f"--recompute: a rank has at least {least} bytes alive at once, and {most} may be",
+                "allow more, or shard the step further",
+            )
+        result |= {name for name in choices[min(fitting)[-1]] if forward.member(name) == member}
+    return result
 
 
 def _saved(program: SpmdProgram, forward: ForwardValues) -> set[str]:
@@ -140,6 +162,6 @@ def _overridden(forward: ForwardValues, chosen: set[str], rules: list[tuple[str,
 
 
 PASS = Pass(
-    RECOMPUTE, RecomputeOptions, recompute, after=("tensor-parallel", "shard", "statistics", "fuse-collectives"),
-    facts=RecomputeFacts,
+    RECOMPUTE, RecomputeOptions, recompute,
+    after=("tensor-parallel", "shard", "statistics", "stage-transfers", "fuse-collectives"), facts=RecomputeFacts,
 )  # fmt: skip

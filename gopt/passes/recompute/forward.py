@@ -13,7 +13,10 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.node_kinds import heavy
 from gopt.operators.kinds import MAY_DRAW, SUMS, VIEWS
+from gopt.records.mesh import PIPELINE
+from gopt.records.placements import OnMember
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_actions import stage_actions, transfers
 
 _LONGEST = 64
 """A block has at most this many parts between two cuts."""
@@ -21,12 +24,17 @@ _LONGEST = 64
 
 class ForwardValues:
     """Values of the forward. ``makers``: repeatable value -> the node, in order. A repeatable node is a node of the
-    step without draws, calls, and results of the step, such as a running statistic."""
+    step without draws, calls, and results of the step, such as a running statistic; on pipeline stages, a node of one
+    stage. ``remade``: values made anew by every action of a stage."""
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program, self.graph = program, program.graph
-        results = program.results()
-        self.makers = {name: node for node in self.graph.nodes if _repeatable(node, results) for name in node.outputs}
+        self.remade = _remade(program)
+        results = program.results() | self.remade | _beside(program)
+        self.makers = {
+            name: node for node in self.graph.nodes
+            if _repeatable(node, results) and (program.stages is None or self.on_stage(node)) for name in node.outputs
+        }  # fmt: skip
         self.root: dict[str, str] = {}
         """View -> the owner of the memory."""
         for name, node in self.makers.items():
@@ -41,7 +49,16 @@ class ForwardValues:
     def nbytes(self, name: str) -> int:
         """Bytes of a saved value."""
         type = self.graph.type_of(name)
-        return 0 if name in self.root or not type.static else type.nbytes
+        return 0 if name in self.root or name in self.remade or not type.static else type.nbytes
+
+    def on_stage(self, node: Node) -> bool:
+        """Return whether a node of a stage can run again: later micro-batches have moved statistics by then."""
+        moved = self.program.loop_carried if _scheduled(self.program) else ()
+        return _placed(node) and not any(name in moved for name in node.reads)
+
+    def member(self, name: str) -> int:
+        """The member of the axis of stages with a repeatable value; 0 without stages."""
+        return member_of(self.makers[name])
 
     def operations(self, node: Node) -> int:
         """The cost of a copy: operations of a product, elements of other results."""
@@ -66,7 +83,10 @@ class ForwardValues:
     @cached_property
     def blocks(self) -> list[tuple[str, Sequence[Node]]]:
         """The repeated blocks in order: the input, and the nodes up to the input of the next block."""
-        nodes = [node for node in self.graph.nodes if node.phase is Phase.FORWARD]
+        nodes = [
+            node for node in self.graph.nodes if node.phase is Phase.FORWARD
+            and (self.program.stages is None or _placed(node) or transfers(node))  # others are of every stage
+        ]  # fmt: skip
         cuts = self._cuts(nodes)
         parts = [nodes[start:stop] for (start, _), (stop, _) in pairwise(cuts)]
         start, length, end = _repeated([self._structure(part) for part in parts])
@@ -79,11 +99,11 @@ class ForwardValues:
 
     def _structure(self, part: Sequence[Node]) -> Hashable:
         """The common structure of isomorphic parts: operators and types of values depending on the batch, without
-        views."""
+        views and transfers between stages."""
         return tuple(
             (signature(node), str(self.graph.type_of(node.outputs[0])))
             for node in part
-            if node.outputs[0] in self.batch and node.outputs[0] not in self.root
+            if node.outputs[0] in self.batch and node.outputs[0] not in self.root and not transfers(node)
         )
 
     def _cuts(self, nodes: Sequence[Node]) -> list[tuple[int, str]]:
@@ -106,11 +126,43 @@ class ForwardValues:
                     ends.setdefault(last[name], set()).add(name)
                     crossing.add(name)
             if len(crossing) == 1 and (not cuts or cuts[-1][1] not in crossing):
+                if cuts and transfers(node) and cuts[-1][1] in node.inputs:
+                    cuts.pop()  # the same value, on the next stage
                 cuts.append((position + 1, min(crossing)))
         return cuts
 
 
 _FLOATS = ("float", "bfloat")
+
+
+def _placed(node: Node) -> bool:
+    return isinstance(node.sharding.on(PIPELINE), OnMember)
+
+
+def member_of(node: Node) -> int:
+    """The member of the axis of stages with a node; 0 without stages."""
+    placement = node.sharding.on(PIPELINE)
+    return placement.member if isinstance(placement, OnMember) else 0
+
+
+def _scheduled(program: SpmdProgram) -> bool:
+    return program.stages is not None and program.stages.schedule is not None
+
+
+def _remade(program: SpmdProgram) -> set[str]:
+    if not _scheduled(program):
+        return set()
+    actions = stage_actions(program)
+    return {name for node in actions.nodes if actions.remade(node) for name in node.outputs}
+
+
+def _beside(program: SpmdProgram) -> set[str]:
+    """The values read by another stage of the same member, whose backward runs at another time."""
+    stages = program.value_stages
+    return {
+        name for node in program.graph.nodes if not transfers(node) and node.first_output in stages
+        for name in node.reads if name in stages and stages[name] != stages[node.first_output]
+    }  # fmt: skip
 
 
 def _repeatable(node: Node, results: set[str]) -> bool:

@@ -1,10 +1,12 @@
 """The collectives of ``gopt.comm`` on a process group of PyTorch. Starting a call returns a function that waits for it.
 
 All values of a call travel as a single tensor. Halves are summed in float32 and rounded once; a mean is a divided sum;
-a NaN is a maximum and a minimum. PyTorch's calls have equal parts, so shorter shards are padded."""
+a NaN is a maximum and a minimum. NCCL's calls have equal parts, so shorter shards are padded. Gloo scatters and gathers
+slowly (a ReduceScatter as an AllReduce): on the host parts travel unpadded, and each member combines a part."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,14 +143,17 @@ def _reduce(call: GroupCall) -> Finish:
 
 
 def _reduce_scatter_of(call: GroupCall) -> Finish:
+    shape: Shape
     if "cuts" in call.attributes:
         counts = lengths(call.attributes["cuts"])
-        parts: Tensors = flat(call.inputs).split(counts)
-        shape: Shape = (counts[call.index],)
+        sent, shape = flat(call.inputs), (counts[call.index],)
     else:
         pieces = call.inputs[0].split([*call.attributes["sizes"]], call.attributes["axis"])
-        parts, shape = [piece.reshape(-1) for piece in pieces], pieces[call.index].shape
-    rows = padded(parts)
+        counts = [piece.numel() for piece in pieces]
+        sent, shape = flat(pieces), (*pieces[call.index].shape,)
+    if call.device.type == "cpu":
+        return _combined_parts(call, sent, counts, shape)
+    rows = padded(sent.split(counts))
 
     def start(elements: torch.Tensor, operation: Any) -> tuple[Any, torch.Tensor]:
         result = elements.new_empty(rows.shape[1])
@@ -156,6 +161,27 @@ def _reduce_scatter_of(call: GroupCall) -> Finish:
 
     finish = _reduction(call, rows, start)
     return lambda: [finish()[: math.prod(shape)].view(shape)]
+
+
+def _combined_parts(call: GroupCall, sent: torch.Tensor, counts: Sequence[int], shape: Shape) -> Finish:
+    """As ``_reduce_scatter_of``: this member gets a part of all members, and combines from first to last."""
+    combine = {"max": torch.maximum, "min": torch.minimum}.get(call.attributes["reduce"], torch.add)
+    finish = _exchanged(call, sent, counts, [counts[call.index]] * len(counts))
+
+    def results() -> list[torch.Tensor]:
+        elements = finish()
+        dtype = elements.dtype
+        if dtype is torch.uint64:
+            elements = elements.view(torch.int64) if combine is torch.add else _ordered(elements.view(torch.int64))
+        rows = elements.to(_WIDE.get(dtype, elements.dtype)).view(len(counts), counts[call.index])
+        total = functools.reduce(combine, rows)
+        if call.attributes["reduce"] == "mean":
+            total = total / len(counts)
+        if dtype is torch.uint64:
+            total = (total if combine is torch.add else _ordered(total)).view(dtype)
+        return [total.to(dtype).view(shape)]
+
+    return results
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
@@ -177,7 +203,13 @@ def _all_gather_of(call: GroupCall) -> Finish:
     else:
         shapes = [resized(shard.shape, attributes["axis"], size) for size in attributes["sizes"]]
         counts = [math.prod(shape) for shape in shapes]
+
+    def joined(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return parts if "cuts" in attributes else [torch.cat(parts, attributes["axis"])]
+
     mine = shard.reshape(-1)
+    if call.device.type == "cpu":
+        return _joined_parts(call, mine, counts, lambda elements: joined(unpacked(elements, shapes)))
     longest = max(counts)
     if len(mine) < longest:
         mine = torch.cat([mine, mine.new_zeros(longest - len(mine))])
@@ -191,10 +223,29 @@ def _all_gather_of(call: GroupCall) -> Finish:
             elements = rows[: starts[-1]]  # short shards are the last ones: padding is behind all elements
         else:
             elements = torch.cat([row[:count] for row, count in zip(rows.view(len(counts), -1), counts)])
-        parts = unpacked(elements, shapes)
-        return parts if "cuts" in attributes else [torch.cat(parts, attributes["axis"])]
+        return joined(unpacked(elements, shapes))
 
     return results
+
+
+def _joined_parts(
+    call: GroupCall, mine: torch.Tensor, counts: Sequence[int], results: Callable[[torch.Tensor], list[torch.Tensor]]
+) -> Finish:
+    """As ``_all_gather_of``: each member broadcasts a part."""
+    elements = mine.new_empty(sum(counts))
+    parts = elements.split([*counts])
+    parts[call.index].copy_(mine)
+    works = [
+        dist.broadcast(_as_bytes(part), member, call.group, async_op=True)
+        for part, member in zip(parts, call.members) if len(part)
+    ]  # fmt: skip
+
+    def finish() -> list[torch.Tensor]:
+        for work in works:
+            work.wait()
+        return results(elements)
+
+    return finish
 
 
 def _all_to_all(call: GroupCall) -> Finish:
@@ -203,13 +254,27 @@ def _all_to_all(call: GroupCall) -> Finish:
     pieces = call.inputs[0].split([*attributes["split_sizes"]], out)
     base = pieces[call.index].shape
     shapes = [resized(base, into, size) for size in attributes["concat_sizes"]]
-    sent, width = flat(pieces), pieces[0].element_size()
-    got = sent.new_empty(total_elements(shapes))
+    finish = _exchanged(call, flat(pieces), [piece.numel() for piece in pieces], [math.prod(shape) for shape in shapes])
+    return lambda: [torch.cat(unpacked(finish(), shapes), into)]
+
+
+def _exchanged(
+    call: GroupCall, sent: torch.Tensor, sizes: Sequence[int], counts: Sequence[int]
+) -> Callable[[], torch.Tensor]:
+    """Start to send each member ``sizes`` elements, and to get ``counts`` of each. Returns a function to wait for the
+    elements, member by member."""
+    width = sent.element_size()
+    got = sent.new_empty(sum(counts))
     work = dist.all_to_all_single(
-        _as_bytes(got), _as_bytes(sent), [math.prod(shape) * width for shape in shapes],
-        [piece.numel() * width for piece in pieces], call.group, async_op=True,
+        _as_bytes(got), _as_bytes(sent), [count * width for count in counts],
+        [size * width for size in sizes], call.group, async_op=True,
     )  # fmt: skip
-    return lambda: _waited(work, lambda: [torch.cat(unpacked(got, shapes), into)])
+
+    def finish() -> torch.Tensor:
+        work.wait()
+        return got
+
+    return finish
 
 
 def _send(call: GroupCall) -> Finish:

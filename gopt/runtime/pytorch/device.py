@@ -5,11 +5,14 @@ follows the values of a step, nodes are computed in turn instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch._inductor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -18,18 +21,20 @@ from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import Segment
+from gopt.runtime.partition import OverwritingSegment, Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers
+from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
 from gopt.runtime.pytorch.interpreter import Body, Interpreter, Scope, UntraceableError, check_known
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
-from gopt.runtime.tuning.tuning import NO_TUNING, Tuning
+from gopt.runtime.tuning.tuning import NoTuning, Tuning
 
 Tensors = Sequence[torch.Tensor]
+NOTHING: Mapping[str, str] = MappingProxyType({})
 Program = Callable[..., Sequence[torch.Tensor]]
 _UNTRACEABLE = (
     UntraceableError, DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
@@ -48,12 +53,16 @@ class Execution(Enum):
 
 
 class TorchSegment:
-    """A segment with results in new memory in every run."""
+    """A segment with results in new memory in every run; ``aliases``: a result -> the operand that it overwrites."""
 
-    overwrites: frozenset[str] = frozenset()
-
-    def __init__(self, segment: Segment, graph: Graph, device: torch.device, execution: Execution) -> None:
+    def __init__(
+        self, segment: Segment, graph: Graph, device: torch.device, execution: Execution,
+        aliases: Mapping[str, str] = NOTHING,
+    ) -> None:  # fmt: skip
         check_known(segment.nodes)
+        self.overwrites, self._aliases = frozenset(aliases.values()), aliases
+        self._surviving = graph.outputs.keys() & segment.outputs
+        """Results that outlive the step."""
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
@@ -62,12 +71,12 @@ class TorchSegment:
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
         self._programs: dict[Any, Program] = {}
-        """By the shapes and types of the operands."""
+        """By the shapes, strides and types of the operands."""
 
     def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Raises RunError where PyTorch fails."""
         operands = [values[name] for name in self.inputs]
-        key = tuple((operand.shape, operand.dtype) for operand in operands)
+        key = tuple((operand.shape, operand.stride(), operand.dtype) for operand in operands)
         try:
             with torch.no_grad():
                 if key not in self._programs:
@@ -80,26 +89,100 @@ class TorchSegment:
         return dict(zip(self.outputs, results, strict=True))
 
     def _program(self, operands: Tensors) -> Program:
-        if self._execution is Execution.NODES:
-            return self._interpreted(traced=False)
+        interpreter = Interpreter(self._opset, self._device, traced=self._execution is not Execution.NODES)
+        stores: list[_Stores] = []
         try:
-            trace = make_fx(self._interpreted(traced=True), tracing_mode="fake", _allow_non_fake_inputs=True)
-            module = trace(*operands)
+            compute = self._compiled(self._computed(interpreter, stores), operands)
         except _UNTRACEABLE:
-            return self._interpreted(traced=False)
+            compute = self._computed(Interpreter(self._opset, self._device, traced=False), stores)
+
+        def run(*operands: torch.Tensor) -> list[torch.Tensor]:
+            results = [*compute(*operands)]
+            for index in stores[-1].copied:
+                results[index] = results[index].clone()
+            for index, operand in stores[-1].late:
+                results[index] = operands[operand].copy_(results[index])
+            return results
+
+        return run
+
+    def _compiled(self, compute: Program, operands: Tensors) -> Program:
+        if self._execution is Execution.NODES:
+            return compute
+        module = make_fx(compute, tracing_mode="fake", _allow_non_fake_inputs=True)(*operands)
         module.graph.eliminate_dead_code()
         module.recompile()
         if self._execution is Execution.COMPILED:
-            return torch.compile(module, fullgraph=True, dynamic=False)
+            return torch._inductor.compile(module, [*operands])  # without Dynamo, and guards in every step
         return module
 
-    def _interpreted(self, *, traced: bool) -> Program:
-        interpreter = Interpreter(self._opset, self._device, traced=traced)
+    def _computed(self, interpreter: Interpreter, stores: list[_Stores]) -> Program:
+        """The nodes, and the stores in operands; ``stores`` gets those that remain for later."""
 
-        def compute(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
-            return interpreter.run(self._body, Scope(dict(zip(self.inputs, operands, strict=True)), {}))
+        def compute(*operands: torch.Tensor) -> list[torch.Tensor]:
+            scope = Scope(dict(zip(self.inputs, operands, strict=True)), {})
+            results = interpreter.run(self._body, scope)
+            stores[:] = [now := self._stores(results, operands, scope.fixed)]
+            for index, operand in now.traced:
+                results[index] = operands[operand].copy_(results[index])
+            return results
 
         return compute
+
+    def _stores(self, results: Tensors, operands: Tensors, fixed: Collection[str]) -> _Stores:
+        of_operands, of_results = [[*map(_memory, tensors)] for tensors in (operands, results)]
+        lent, shown, index_of = (
+            set(of_operands),
+            set(of_results),
+            {name: index for index, name in enumerate(self.inputs)},
+        )
+        borrowed = [name in fixed or memory in lent for name, memory in zip(self.outputs, of_results, strict=True)]
+        stores, previous, written = _Stores(), set[int](), set[int]()
+        for index, name in enumerate(self.outputs):
+            if name in self._aliases:
+                operand = index_of[self._aliases[name]]
+                written.add(of_operands[operand])
+                late = borrowed[index] or of_operands[operand] in shown
+                (stores.late if late else stores.traced).append((index, operand))
+        for index, name in enumerate(self.outputs):
+            memory = of_results[index]
+            if memory in written or (name in self._surviving and (borrowed[index] or memory in previous)):
+                stores.copied.append(index)
+            previous.add(memory)
+        traced = {index for index, _ in stores.traced}
+        stores.copied = [index for index in stores.copied if index not in traced]
+        return stores
+
+
+@dataclass(slots=True)
+class _Stores:
+    """Indices of results and of overwritten operands. ``traced``: results in new memory; ``late``: stored behind the
+    nodes, since a result lies in an operand; ``copied``: results in borrowed memory, copied before."""
+
+    traced: list[tuple[int, int]] = field(default_factory=list)
+    late: list[tuple[int, int]] = field(default_factory=list)
+    copied: list[int] = field(default_factory=list)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """A number for the memory of a tensor, or of a stand-in in a trace."""
+    return tensor.untyped_storage()._cdata
+
+
+class TorchTuning(NoTuning):
+    """New states overwrite old states without further readers."""
+
+    def __init__(self, device: TorchDevice) -> None:
+        self._device = device
+
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[OverwritingSegment]:
+        return [OverwritingSegment(segment, segment.inputs)]
+
+    def compile_run(
+        self, run: OverwritingSegment, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        cache: SessionCache, views: BufferViews,
+    ) -> TorchSegment:  # fmt: skip
+        return self._device.segment(run.segment, graph, aliases)
 
 
 class TorchSessions(SessionCache):
@@ -114,10 +197,10 @@ class TorchDevice:
     """A device of PyTorch: values and views are tensors."""
 
     emulates_half = False
-    tuning: Tuning = NO_TUNING
 
     def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE) -> None:
         self.torch_device, self._execution = torch.device(name), execution
+        self.tuning: Tuning = TorchTuning(self)
 
     def sessions(self) -> SessionCache:
         return TorchSessions(self)
@@ -127,7 +210,9 @@ class TorchDevice:
         return tensor.to(self.torch_device)
 
     def hold(self, shown: Any) -> torch.Tensor:
-        return self.to_device(shown)
+        """A copy, for steps to overwrite."""
+        tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
+        return tensor.to(self.torch_device, copy=True)
 
     def view(self, value: torch.Tensor) -> Any:
         return value
@@ -145,7 +230,11 @@ class TorchDevice:
         self, segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache,
         views: Mapping[str, Sequence[Any]] | None, persistent: Mapping[str, Any],
     ) -> TorchSegment:  # fmt: skip
-        return TorchSegment(segment, graph, self.torch_device, self._execution)
+        return self.segment(segment, graph)
+
+    def segment(self, segment: Segment, graph: Graph, aliases: Mapping[str, str] = NOTHING) -> TorchSegment:
+        """A segment, with results over the operands that ``aliases`` gives them."""
+        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases)
 
 
 class TorchHost(TorchDevice):

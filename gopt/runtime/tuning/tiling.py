@@ -17,7 +17,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import Value, bind_memory
-from gopt.runtime.partition import Segment
+from gopt.runtime.partition import OverwritingSegment, Segment
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_embedded
 from gopt.runtime.session import SessionCache, run_bound, session_of
@@ -42,12 +42,10 @@ MIN_NODES_SHORT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class ElementwiseRun:
+class ElementwiseRun(OverwritingSegment):
     """Elementwise nodes over tensors of ``length`` elements, flattened; ``rows``: the inputs that are rows."""
 
-    segment: Segment
     length: int
-    rows: tuple[str, ...]
     types: dict[str, TensorType]
     """Of its results."""
 
@@ -177,7 +175,7 @@ def _part(nodes: Sequence[Node], wanted: set[str]) -> Segment:
 
 def _run(part: Segment, length: int, types: Mapping[str, TensorType]) -> ElementwiseRun:
     rows = tuple(name for name in part.inputs if types[name].elements == length)
-    return ElementwiseRun(part, length, rows, {name: types[name] for name in part.outputs})
+    return ElementwiseRun(part, rows, length, {name: types[name] for name in part.outputs})
 
 
 class TileKernel(Protocol):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import Segment
+from gopt.runtime.partition import OverwritingSegment, Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffer_assignment import assign_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
@@ -19,21 +19,21 @@ class Tuning(Protocol):
     """Optimizations of a rank's step. All implementations give the same bits."""
 
     plans_memory: bool
-    """Whether results keep the same memory in every step, and states are updated in place. Else every step makes new
-    arrays, and writes into none that it was fed."""
+    """Whether results keep the same memory in every step. Else every step makes new arrays, and writes only over the
+    operands of an overwriting segment."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         """Assign buffers to data sent and gathered by calls, private or shared with ``member``'s group; ``replaces``:
         output -> state."""
 
-    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | OverwritingSegment]:
         """The parts of a segment in run order."""
 
     def compile_run(
-        self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        self, run: Any, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
         cache: SessionCache, views: BufferViews,
-    ) -> CompiledRun:  # fmt: skip
-        """Compile an elementwise run of ``split``; ``aliases``: result -> the overwritten operand."""
+    ) -> Any:  # fmt: skip
+        """Compile an overwriting segment of ``split``; ``aliases``: result -> the overwritten operand."""
 
 
 class CpuTuning:
@@ -62,13 +62,13 @@ class NoTuning:
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         return BufferAssignment(graph)
 
-    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
+    def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | OverwritingSegment]:
         return [segment]
 
     def compile_run(
-        self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
+        self, run: Any, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
         cache: SessionCache, views: BufferViews,
-    ) -> CompiledRun:  # fmt: skip
+    ) -> Any:  # fmt: skip
         raise AssertionError("without tuning no run is taken out of a segment")
 
 

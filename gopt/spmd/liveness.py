@@ -1,0 +1,72 @@
+"""Largest sums of bytes alive at once while a rank runs some nodes in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from gopt.ir.graph import Node
+from gopt.operators.kinds import VIEWS
+from gopt.spmd.local_sizes import LocalSizes
+
+SHARES_MEMORY = VIEWS | {"Select"}
+"""Operators whose result can share its operand's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivePeaks:
+    """Largest sums of bytes alive at once, each at its own moment; ``peak`` of all of them together.
+
+    ``activations``: whatever is neither a gradient nor gathered.
+    """
+
+    peak: int
+    activations: int
+    gradients: int
+    gathered: int
+
+
+def peaks(
+    nodes: Sequence[Node], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str], saved: Set[str] = frozenset()
+) -> LivePeaks:  # fmt: skip
+    """Find the peaks of live bytes in a sweep from the last node to the first.
+
+    A value is live from the producer to the last reader; without a reader, or if ``saved``, to the end. ``updated``:
+    new states, not counted; ``kinds``: value -> the field of the record that counts it, elsewhere activations.
+    """
+
+    def size_of(name: str) -> int:
+        return 0 if name in updated else sizes.nbytes(name)
+
+    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
+    root: dict[str, str] = {}
+    for name, base in views.items():
+        root[name] = root.get(base, base)
+    results = {name for node in nodes for name in node.outputs}
+    read = {name for node in nodes for name in node.reads}
+    now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
+    ends = {base if (base := root.get(name, name)) in results else name for name in saved & results}
+    live = {name: size_of(name) for name in (results - read - root.keys()) | ends}
+    """Value that is alive -> its bytes."""
+    for name, size in live.items():
+        now[kinds.get(name, "activations")] += size
+    peak, alive = dict(now), sum(now.values())
+    most = alive
+    for node in reversed(nodes):
+        for name in node.reads:
+            name = root.get(name, name)
+            if name not in live and name in results:  # another rank may make it
+                size = live[name] = size_of(name)
+                if size:
+                    kind = kinds.get(name, "activations")
+                    alive += size
+                    now[kind] += size
+                    if now[kind] > peak[kind]:
+                        peak[kind] = now[kind]
+        if alive > most:
+            most = alive
+        for name in node.outputs:
+            if size := live.get(name, 0):
+                alive -= size
+                now[kinds.get(name, "activations")] -= size
+    return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])

@@ -1,0 +1,138 @@
+"""Memory of a member of a pipeline through the actions of its schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
+
+from gopt.ir.graph import Node, clone
+from gopt.records.mesh import PIPELINE
+from gopt.spmd.liveness import LivePeaks, peaks
+from gopt.spmd.local_sizes import LocalSizes
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_actions import Part, StageActions, stage_actions, transfers, with_common
+from gopt.spmd.stage_plan import StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """The peaks of live bytes in a step. ``saved``: the most bytes left by actions for later actions, of all
+    micro-batches at once."""
+
+    peaks: LivePeaks
+    saved: int = 0
+
+
+def on_rank(nodes: Iterable[Node], coordinates: Mapping[str, int]) -> list[Node]:
+    """The nodes of a rank; of a transfer, the sending or the receiving half."""
+    member = coordinates.get(PIPELINE, 0)
+    return [half for node in nodes if node.sharding.covers(coordinates) for half in _halves(node, member)]
+
+
+def _halves(node: Node, member: int) -> Iterator[Node]:
+    if not transfers(node) or transfers(node, to_all=True):
+        yield node
+        return
+    if node.attributes["source"] == member:
+        sends = clone(node)
+        sends.outputs = []
+        yield sends
+    if node.attributes["target"] == member:
+        receives = clone(node)
+        receives.inputs = []
+        yield receives
+
+
+@dataclass(slots=True)
+class _Action:
+    """An action of a member. ``nodes``: with positions in the order of the step."""
+
+    nodes: list[tuple[int, Node]] = field(default_factory=list)
+    saves: set[str] = field(default_factory=set)
+    peaks: LivePeaks = field(init=False)
+    stored: Counter[str] = field(default_factory=Counter)
+    """Field of ``LivePeaks`` -> bytes saved by the action."""
+    freed: Counter[str] = field(default_factory=Counter)
+    """Field of ``LivePeaks`` -> bytes without a reader after the action."""
+
+
+def scheduled(
+    program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
+    coordinates: Mapping[str, int],
+) -> StepRun:  # fmt: skip
+    """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and the results of the
+    action. A saved value stays to the end of the last action with a reader, as in a run."""
+    assert plan.schedule is not None
+    updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
+    row = plan.schedule.members[coordinates[PIPELINE]]
+    order = [(action.kind, plan.chunk(action.stage)) for action in row]
+    actions = _actions(stage_actions(program), coordinates)
+    _save(actions, order, sizes, kinds)
+    for action in actions.values():
+        action.peaks = peaks([node for _, node in action.nodes], sizes, updated, kinds, action.saves)
+    sums = sum(item.local_type(coordinates).nbytes for item in program.accumulators if item.present(coordinates))
+    now, most = Counter(gradients=sums), Counter[str]()
+
+    def during(live: LivePeaks) -> None:
+        most["peak"] = max(most["peak"], now.total() + live.peak)
+        for kind in ("activations", "gradients", "gathered"):
+            most[kind] = max(most[kind], now[kind] + getattr(live, kind))
+
+    for part in order:
+        during(actions[part].peaks)
+        now.update(actions[part].stored)
+        most["saved"] = max(most["saved"], now.total() - sums)
+        now.subtract(actions[part].freed)
+    update = program.once("nodes of the update", lambda: _update(program))
+    during(peaks(on_rank(update, coordinates), sizes, updated, kinds))
+    return StepRun(
+        LivePeaks(most["peak"], most["activations"], most["gradients"], most["gathered"]), most["saved"]
+    )  # fmt: skip
+
+
+def _update(program: SpmdProgram) -> list[Node]:
+    return with_common(set(program.phase_results()[1].values()), program.graph.nodes)
+
+
+def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _Action]:
+    """The actions of a rank, with the common nodes behind the operands."""
+    actions = {part: _Action() for part in step.order}
+    common: list[Node] = []
+    position: dict[int, int] = {}
+    for number, node in enumerate(step.nodes):
+        for half in on_rank([node], coordinates):
+            if id(node) in step.common:
+                common.append(node)
+                position[id(node)] = number
+            elif transfers(node):
+                sent_from, sent_to = node.attributes["stages"]
+                stage = sent_from if half.inputs else sent_to
+                actions[step.kind(node), step.plan.chunk(stage)].nodes.append((number, half))
+            else:
+                actions[step.part(node)].nodes.append((number, node))
+    for action in actions.values():
+        needed = {name for _, node in action.nodes for name in node.reads}
+        action.nodes += [(position[id(node)], node) for node in with_common(needed, common)]
+        action.nodes.sort(key=lambda item: item[0])
+    return actions
+
+
+def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str]) -> None:
+    """Find the values saved by each action, and the last reader of each. ``order``: of the
+    member, for all micro-batches."""
+    ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
+    makers: dict[str, Part] = {}
+    reads: dict[Part, set[str]] = {}
+    for part, action in actions.items():
+        results = {name for _, node in action.nodes for name in node.outputs}
+        reads[part] = {name for _, node in action.nodes for name in node.reads} - results
+        makers.update((name, part) for name in results if name not in makers)
+    last: dict[str, Part] = {}
+    for part in sorted(actions, key=lambda part: ends.get(part, -1)):
+        last.update((name, part) for name in reads[part] if name in makers)
+    for name, reader in last.items():
+        kind, size = kinds.get(name, "activations"), sizes.nbytes(name)
+        actions[makers[name]].saves.add(name)
+        actions[makers[name]].stored[kind] += size
+        actions[reader].freed[kind] += size
