@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gopt.errors import OptionError
+
 from .auto import device_option
 from .options import (
     axis_option,
@@ -40,6 +42,13 @@ from .server_options import MODES, trainers_option
     metavar="M",
     help="Compare only buckets of at most M MiB.  [default: the usual cap, a quarter of it, and four times it]",
 )
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(min=1),
+    metavar="M",
+    help="With --device: the micro-batches of a step.  [default: as many as let all meshes of --ranks read the same "
+    "samples; with --mesh and pp, several]",
+)
 @click.option("--config", metavar="FILE", help="Read [mesh], [axes] and [roles] from this gopt.toml.")
 @click.option("--wide", is_flag=True, help="Show every column, however narrow the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -68,6 +77,7 @@ def command(model: str, **args: Any) -> None:
     slowest), or one for the ranks inside a node and another for the rest.
 
     With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
+    Meshes with pipeline stages (pp), schedules and micro-batches are compared too, and recompute where nothing fits.
 
     With --trainers and --servers it compares how parameters are cut and placed on servers, for the given number of
     servers, half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
@@ -90,6 +100,8 @@ def command(model: str, **args: Any) -> None:
     from .render_progress import progress
 
     ranks, mesh, link = args["ranks"], args["mesh"], args["link"]
+    if args["micro_batches"] is not None and args["device"] is None:
+        raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
     servers = plans_servers(args)
     table = read_config(args["config"])
     roles = role_map(
@@ -109,10 +121,12 @@ def command(model: str, **args: Any) -> None:
             link=link,
             device=args["device"],
             bucket_mb=args["bucket_mb"],
+            micro_batches=args["micro_batches"],
             advance=advance,
         )
     if args["as_json"]:
         click.echo(json.dumps(result.to_json(), indent=1))
     else:
         shown = str(result.mesh) if result.mesh is not None else ""
-        render_plan(shown, result.memory, result.choices, result.remarks, every_column=args["wide"])
+        device = "" if result.device is None else f" --device {args['device']}"
+        render_plan(shown, result.memory, result.choices, result.remarks, device, every_column=args["wide"])

@@ -13,7 +13,7 @@ from .terminal import print_json
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
 
-_OF_RANKS = ("ranks", "mesh", "link", "device", "axis")
+_OF_RANKS = ("ranks", "mesh", "link", "device", "micro_batches", "axis")
 _OF_SERVERS = ("mode", "minimum", "wire")
 
 
@@ -24,7 +24,8 @@ def plans_servers(args: dict[str, Any]) -> bool:
     needing = [name for name in _OF_SERVERS if args[name] is not None]
     if counts and names:
         raise OptionError(
-            f"--{counts[0]} cannot be combined with --{names[0]}", "plan for ranks and for servers in two commands"
+            f"--{counts[0]} cannot be combined with --{names[0].replace('_', '-')}",
+            "plan for ranks and for servers in two commands",
         )
     if needing and not counts:
         raise OptionError(f"--{needing[0]} needs --trainers and --servers", "add both")

@@ -121,7 +121,11 @@ def render_report(report: Report, output: Path | None) -> None:
     _render_ranks(out, report)
     if report.choice is not None:
         choice = report.choice
-        chosen = describe(choice.stage, choice.partition, choice.bucket_mb)
+        from gopt.offline.plan_settings import ShardSettings
+
+        chosen = ShardSettings(
+            choice.stage, choice.partition, choice.bucket_mb, choice.accumulate, choice.schedule, choice.recompute
+        )
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     kinds = ", ".join(f"{check.name} {check.count}" for check in report.checks)
@@ -234,11 +238,6 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
 
 def _least(bound: int, count: int) -> str:
     return "the fewest with these buckets" if count <= bound else f"{bound} would do with these buckets"
-
-
-def describe(stage: int, partition: str, bucket_mb: float | None) -> str:
-    """The settings of a choice of ``gopt plan``."""
-    return f"stage {stage}, {partition}, {'default' if bucket_mb is None else f'{bucket_mb:g} MiB'} buckets"
 
 
 def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:

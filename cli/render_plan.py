@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gopt.text.amounts import format_bytes, format_seconds
 
-from .render import SafeConsole, console, describe, few, print_left, table
+from .render import SafeConsole, console, few, print_left, table
 
 if TYPE_CHECKING:
-    from gopt.offline.plan import PlanChoice, ShardSettings
+    from gopt.offline.plan import PlanChoice
     from gopt.offline.plan_ranking import RankedChoice
 
 WIDTH = 160
@@ -21,7 +21,7 @@ NARROW = 130
 _HEAD = ("stage", "partition", "bucket")
 _BYTES = ("parameters", "states", "live", "total")
 _FIGURES = ("× minimum", "calls", "balance", "overlapped")
-_TIMED = ("calls", "compute", "exposed", "step")
+_TIMED = ("compute", "recompute", "exposed", "bubble", "step")
 """The figures of steps that are timed on a device."""
 _MESHES = ("sent/batch", "calls", "balance", "overlapped")
 """The figures of rows of several meshes: their steps see other numbers of batches, and have no minimum in common."""
@@ -36,9 +36,13 @@ _LEGEND = {
     "overlapped": "share of the bytes sent that overlaps with computation",
     "time": "what calls add to a step; overlapped bytes do not count, latency always does",
     "compute": "time of a step's operators on the device, by their operations, bytes and starts",
+    "recompute": "time of operators that run a second time in the backward",
+    "again": "the policy of --recompute",
+    "bubble": "time in which stages wait for one another",
+    "micro-batches": "batches that a rank computes one by one in a step, and their order on stages (--schedule)",
     "exposed": "time of calls during which a rank does not compute",
-    "step": "compute, exposed, and what else the device takes for a step",
-    "step/batch": "the time of a step for each batch: the ranks of a step compute several batches",
+    "step": "the time of a step: its parts, and what else the device takes",
+    "step/batch": "the time of a step for each batch: the ranks of a step compute several",
     "shard, tp": "ranks with batches of their own, which share states, and ranks that compute one batch together",
     "sent/batch": "bytes that a rank sends for each batch: the ranks of a step compute several batches",
     "time/batch": "what calls add for each batch; overlapped bytes do not count, latency always does",
@@ -50,6 +54,7 @@ def render_plan(
     memory: int | None,
     rows: Sequence[RankedChoice],
     remarks: Mapping[str, str] | None = None,
+    device: str = "",
     *,
     every_column: bool = False,
 ) -> None:
@@ -65,7 +70,7 @@ def render_plan(
     title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
     if not mesh:
         title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
-    texts = ("partition",) if "stage" not in columns[:1] else ("stage", "partition")
+    texts = ("mesh", "partition", "micro-batches", "again", *(("stage",) if columns[0] == "stage" else ()))
     right = [index for index, name in enumerate(columns) if name not in texts]
     if wide and mesh:
         lines = [[*line, why] for line, why in joined]
@@ -86,7 +91,7 @@ def render_plan(
     if rows and rows[0].fits:
         choice = rows[0].choice
         grid, named = ("", "") if mesh else (f"{choice.mesh}, ", f" --mesh {choice.mesh}")
-        out.print(f"best: {grid}{_described(choice.settings)} ({rows[0].why}); gopt shard{named} --auto takes it")
+        out.print(f"best: {grid}{choice.settings} ({rows[0].why}); gopt shard{named} --auto{device} takes it")
     elif memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 
@@ -117,11 +122,18 @@ def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
-    per = "" if mesh else "/batch"
-    if any(row.choice.time is not None for row in rows):
-        figures = [*_TIMED[:-1], f"{_TIMED[-1]}{per}"]
-    else:
-        figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
+    per, timed = "" if mesh else "/batch", [row.choice for row in rows if row.choice.time is not None]
+    if timed:
+        absent = {"partition"}
+        if all(choice.settings.accumulate == 1 for choice in timed):
+            absent |= {"bubble", "micro-batches"}
+        if not any(choice.settings.recompute for choice in timed):
+            absent |= {"recompute", "again"}
+        if not wide:
+            absent |= _WIDE_ONLY | {"bucket", "recompute"} | (set() if mesh else {"compute", "exposed", "bubble"})
+        head = [*(() if mesh else ("mesh",)), *_HEAD, "micro-batches", "again"]
+        return [name for name in (*head, *_BYTES, *_TIMED[:-1], f"step{per}") if name not in absent]
+    figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
     columns = [*(() if mesh else ("shard", "tp")), *_HEAD, *_BYTES, *figures]
     dropped = _WIDE_ONLY if mesh else _WIDE_ONLY | _WIDEST_ONLY
     return columns if wide else [name for name in columns if name not in dropped]
@@ -133,10 +145,6 @@ def _best_of_each(rows: Sequence[RankedChoice]) -> list[RankedChoice]:
     for row in rows:
         best.setdefault((str(row.choice.mesh), row.choice.settings.stage), row)
     return list(best.values())
-
-
-def _described(settings: ShardSettings) -> str:
-    return describe(settings.stage, settings.partition, settings.bucket_mb)
 
 
 def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
@@ -161,7 +169,9 @@ def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
         cells["time"] = f"{choice.times.exposed * 1e3:.3f} ms"
         cells["time/batch"] = f"{choice.times.exposed / choice.batches * 1e3:.3f} ms"
     if choice.time is not None:
-        cells |= {name: format_seconds(getattr(choice.time, name)) for name in ("compute", "exposed")}
+        cells |= {name: format_seconds(getattr(choice.time, name)) for name in _TIMED[:-1]}
+        cells["micro-batches"] = " × ".join(filter(None, (str(settings.accumulate), settings.schedule)))
+        cells |= {"mesh": str(choice.mesh), "again": settings.recompute or ""}
         cells |= {
             "step": format_seconds(choice.time.seconds),
             "step/batch": format_seconds(choice.time.seconds / choice.batches),

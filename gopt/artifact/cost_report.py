@@ -12,7 +12,7 @@ from gopt.artifact.report_record import CallCounts, CastCounts, Figures, Traffic
 from gopt.collectives.layout import ITEM_BYTES, parse_shapes, total_elements
 from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
-from gopt.lower.phases import phases
+from gopt.lower.phases import LoweredPhase, phases
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS
 from gopt.spmd.pass_records import PassRun
@@ -30,9 +30,12 @@ class CostReport:
     overlap: Overlap
 
 
-def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """Compute the costs of a step after all passes; ``calls``: of the program, not of the variants."""
-    report = _report(program, ran, calls)
+def cost_report(
+    program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall],
+    lowered: Sequence[LoweredPhase] | None = None,
+) -> CostReport:  # fmt: skip
+    """Compute the costs of a step after all passes; ``calls`` and ``lowered``: of the program, not of the variants."""
+    report = _report(program, ran, calls, lowered)
     if not program.others:
         return report
     traffics = [_report(variant, ran, calls_of(variant)).traffic for variant in program.others]
@@ -40,9 +43,12 @@ def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Co
     return replace(report, traffic=_mean([report.traffic, *traffics], weights))
 
 
-def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
+def _report(
+    program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall],
+    lowered: Sequence[LoweredPhase] | None = None,
+) -> CostReport:  # fmt: skip
     """The figures of a variant's ranks."""
-    times = _times(program)
+    times = _times(phases(program) if lowered is None and program.micro_steps > 1 else lowered or ())
     cap = bucket_cap(run.record for run in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
     kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in CallContent}
@@ -58,10 +64,10 @@ def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Collec
     )
 
 
-def _times(program: SpmdProgram) -> dict[str, int]:
+def _times(lowered: Sequence[LoweredPhase]) -> dict[str, int]:
     """First output of a call -> runs in an update with all micro-steps."""
     times: dict[str, int] = {}
-    for phase in phases(program) if program.micro_steps > 1 else ():
+    for phase in lowered:
         for node in phase.graph.nodes:
             if node.domain == COMM or node.op_type == TRANSFER:
                 times[node.outputs[0]] = times.get(node.outputs[0], 0) + phase.times

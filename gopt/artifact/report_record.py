@@ -15,7 +15,7 @@ from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import REPORT_FILE as REPORT_FILE
 from gopt.artifact.manifest_entries import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
-from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
+from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, Positive, document_items, key, to_document
 from gopt.records.checks import Check
 from gopt.records.pass_facts import PassRecord, TrafficKind
 from gopt.spmd.traffic import Overlap
@@ -159,11 +159,18 @@ class ChoiceEntry:
     """The choice has this partition."""
     bucket_mb: Amount | None
     """The choice has buckets of at most this many MiB; null means the default."""
+    accumulate: Positive = field(default=1, metadata=OPTIONAL)
+    """The choice has this many micro-batches; the key is absent for 1."""
+    schedule: str | None = field(default=None, metadata=OPTIONAL)
+    """The choice has this order of micro-batches on pipeline stages; the key is absent without stages."""
+    recompute: str | None = field(default=None, metadata=OPTIONAL)
+    """The choice computes values of the forward again by this policy; the key is absent where it does not."""
     nbytes: Mapping[str, Count] = field(metadata=key("bytes"))
     """The table gives the bytes that a rank holds, estimated from the graph that all ranks have in common: parameters
     and optimizer_states that the fullest rank holds between steps, low-precision copies included; gradients, gathered
     parameters (gathered) and all other values (activations) that are alive at once; live, the most of the three
-    together; and total, the sum of parameters, optimizer_states and live."""
+    together; accumulated, sums over micro-batches that live leaves out; and total, the sum of parameters,
+    optimizer_states, live and accumulated."""
     traffic: Mapping[str, Amount]
     """The table says what a rank sends, as a mean over the ranks, for one update: the bytes sent, the bound of bytes
     below which a rank cannot go, however the step is sharded, and ratio, sent over bound, 1 when the bound is 0."""

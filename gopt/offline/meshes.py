@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.device import DeviceFigures
 from gopt.offline.plan import PlanChoice, split_choices, split_program
+from gopt.offline.plan_ranking import rank_choices
+from gopt.offline.timed_search import MOST_MESHES, TimedSearch, shortest_first
 from gopt.passes.preflight import check_planned
 from gopt.records.mesh import SHARD, TENSOR, Mesh
 from gopt.records.topology import Topology
@@ -50,7 +51,6 @@ def weigh(
     *,
     caps: Sequence[float | None] | None = None,
     link: str | None = None,
-    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> MeshChoices:
     """The choices of every mesh, each split once; ``on_mesh`` gives the step sharded for a mesh.
@@ -62,7 +62,7 @@ def weigh(
             topology = None if link is None else Topology.parse(link, mesh)
             check_planned(mesh)
             split = split_program(on_mesh(mesh), mesh, topology)
-            result.found += split_choices(split, caps=caps, topology=topology, device=device, advance=advance)
+            result.found += split_choices(split, caps=caps, topology=topology, advance=advance)
         except (OptionError, UnsupportedError) as error:
             if mesh is meshes[0]:
                 raise
@@ -72,6 +72,38 @@ def weigh(
         remarks = "; ".join(_remarks(split))
         if remarks:
             result.remarks[str(mesh)] = remarks
+    return result
+
+
+def weigh_timed(
+    on_mesh: Callable[[Mesh], TrainingGraph], meshes: Sequence[Mesh], search: TimedSearch, *, fixed: bool
+) -> MeshChoices:
+    """The choices of the meshes that compute least in a step, as ``weigh`` does, and variants of the best choice.
+
+    All meshes read as many batches in a step as there are ranks, unless the mesh is ``fixed``, or the number of
+    micro-batches is. A mesh whose computation alone takes longer than a whole step of another is left out."""
+    result = MeshChoices()
+    least = shortest_first(on_mesh(meshes[0]), meshes, search) if not fixed else [(0.0, mesh) for mesh in meshes]
+    batches = None if fixed else meshes[0].ranks
+    for bound, mesh in least:
+        best = min((choice.seconds for choice in result.found if search.fits(choice)), default=bound)
+        if bound > best or len(result.meshes) == MOST_MESHES:
+            break
+        try:
+            training = on_mesh(mesh)
+            result.found += search.plain(training, mesh, batches)
+        except (OptionError, UnsupportedError) as error:
+            if fixed:
+                raise
+            result.remarks[str(mesh)] = f"not weighed: {error.message}"
+            continue
+        result.meshes.append(mesh)
+    if left := len(meshes) - len(result.meshes) - len(result.remarks):
+        result.remarks["other meshes"] = f"{left} more compute longer, or hold more, and were not weighed"
+    if not result.found:
+        raise OptionError("no mesh can be weighed", *result.remarks.values())
+    best_choice = rank_choices(result.found, search.memory)[0].choice
+    result.found += search.refined(on_mesh(best_choice.mesh), best_choice)
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,45 +12,23 @@ from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
 from gopt.offline.device import DeviceFigures
+from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.stage_time import StagedStep, ordered
 from gopt.offline.step_time import Machine, StepTime, step_time
 from gopt.offline.times import CommTimes, times
-from gopt.passes.base import dashed
-from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.preflight import check_planned
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
+from gopt.schedules.builders import build_schedule
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.step_memory import LivePeaks, held, live, members, reduced_gradient_bytes
+from gopt.spmd.step_memory import LivePeaks, accumulated, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import calls_of
 from gopt.text.amounts import balance
 
 MIB = 1 << 20
-STAGES = (0, 1, 2, 3)
-PARTITIONS = ("flat", "rows", "whole")
 _FIXED = 2
-"""So many passes of the default pipeline, from its beginning, do the same for every choice: ``tensor-parallel``."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """The options of ``shard`` set by a choice; ``bucket_mb`` None: the default.
-
-    Each field is one dimension of the search space.
-    """
-
-    stage: int = 2
-    partition: str = "flat"
-    bucket_mb: float | None = None
-
-    def pipeline(self, **defaults: dict[str, Any]) -> Pipeline:
-        """The default pipeline with these settings; ``defaults``: options of other passes."""
-        return build_pipeline(
-            defaults={"shard": dashed(asdict(self)), "fuse-collectives": {"cap-mb": self.bucket_mb}, **defaults}
-        )
-
-    def __str__(self) -> str:
-        cap = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"
-        return f"stage {self.stage}, {self.partition}, {cap}"
+"""So many passes of the default pipeline, from its beginning, do the same for every stage, partition and bucket:
+``pipeline`` and ``tensor-parallel``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +45,18 @@ class PlanChoice:
     times: CommTimes | None
     time: StepTime | None = None
     """Of a step on a device; None where no device is given."""
+    accumulated: int = 0
+    """Bytes of sums over micro-steps, where ``live`` does not have them as in the order of a schedule."""
 
     @property
     def held(self) -> int:
-        """States and the peak of live values beside them."""
-        return self.parameters + self.optimizer_states + self.live.peak
+        """States, sums, and the peak of live values beside them."""
+        return self.parameters + self.optimizer_states + self.accumulated + self.live.peak
 
     @property
     def batches(self) -> int:
         """Batches of the source in a step: batches of ranks that compute together count once."""
-        return self.mesh.data_ranks
+        return self.mesh.data_ranks * self.settings.accumulate
 
     @property
     def sent(self) -> float:
@@ -95,11 +75,12 @@ class PlanChoice:
 
     def to_json(self) -> dict[str, Any]:
         costs = self.costs
-        record = asdict(self.settings) | {
+        record = self.settings.options() | {
             "bytes": {
                 "parameters": self.parameters, "optimizer_states": self.optimizer_states,
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
-                "activations": self.live.activations, "live": self.live.peak, "total": self.held,
+                "activations": self.live.activations, "live": self.live.peak, "accumulated": self.accumulated,
+                "total": self.held,
             },
             "traffic": {"sent": costs.traffic.sent, "bound": costs.traffic.bound, "ratio": costs.traffic.ratio},
             "calls": to_document(costs.calls),
@@ -116,17 +97,15 @@ def choices(
     *,
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
-    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
     """Run the passes for every choice and weigh the resulting graph; no rank's graph is made.
 
     ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
-    split once for all choices. Where no ranks share states, all stages are stage 0. ``device``: for times of whole
-    steps, with the links of ``topology``."""
+    split once for all choices. Where no ranks share states, all stages are stage 0."""
     check_planned(mesh)
     split = split_program(training, mesh, topology)
-    yield from split_choices(split, caps=caps, topology=topology, device=device, advance=advance)
+    yield from split_choices(split, caps=caps, topology=topology, advance=advance)
 
 
 def split_choices(
@@ -134,13 +113,11 @@ def split_choices(
     *,
     caps: Sequence[float | None] | None = None,
     topology: Topology | None = None,
-    device: DeviceFigures | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
     """As ``choices``, of a step made by ``split_program``."""
     mesh = split.mesh
     caps = bucket_choices(split.training) if caps is None else caps
-    accumulates = any(state.kind is StateKind.ACCUMULATOR for state in split.training.states)
     for partition in PARTITIONS:
         for cap in caps:
             alike: PlanChoice | None = None
@@ -149,26 +126,29 @@ def split_choices(
                     continue
                 settings = ShardSettings(stage, partition, cap)
                 advance(f"{mesh}: {settings}")
-                if stage == 2 and alike is not None and not accumulates:
+                if stage == 2 and alike is not None and not accumulates(split):
                     # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
                     yield replace(alike, settings=settings)
                     continue
-                choice = estimate_cost(split, settings, topology, device)
+                choice = estimate_cost(split, settings, topology)
                 alike = choice if stage == 1 else None
                 yield choice
 
 
-def split_program(training: TrainingGraph, mesh: Mesh, topology: Topology | None = None) -> SpmdProgram:
-    """The step of a mesh behind the passes that no setting changes: the split computation."""
-    program = SpmdProgram.start(training, mesh)
-    whole = ShardSettings().pipeline(**_linked(topology))
+def accumulates(program: SpmdProgram) -> bool:
+    """Return whether the source sums gradients over steps."""
+    return any(state.kind is StateKind.ACCUMULATOR for state in program.training.states)
+
+
+def split_program(
+    training: TrainingGraph, mesh: Mesh, topology: Topology | None = None, settings: ShardSettings = DEFAULTS
+) -> SpmdProgram:
+    """The step of a mesh behind the passes for the split of the computation, and for stages: no further setting changes
+    these."""
+    program = SpmdProgram.start(training, mesh, settings.accumulate)
+    whole = settings.pipeline(topology)
     replace(whole, stages=whole.stages[:_FIXED]).run(program)
     return program
-
-
-def _linked(topology: Topology | None) -> dict[str, dict[str, Any]]:
-    """Options of passes for settling conflicts by time on links."""
-    return {} if topology is None else {"tensor-parallel": {"link": topology.text}}
 
 
 def bucket_choices(training: TrainingGraph) -> list[float | None]:
@@ -191,24 +171,64 @@ def estimate_cost(
     split: SpmdProgram, settings: ShardSettings, topology: Topology | None, device: DeviceFigures | None = None
 ) -> PlanChoice:
     """The cost of one choice for a step made by ``split_program``, left unchanged."""
+    return next(iter(estimate_costs(split, [settings], topology, device)))
+
+
+def estimate_costs(
+    split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology | None, device: DeviceFigures | None
+) -> Iterator[PlanChoice]:
+    """The costs of choices with the same passes for a step made by ``split_program``: they differ in schedules of one
+    placement, and in the number of several micro-batches."""
     step = split.fork()
-    pipeline = settings.pipeline(**_linked(topology))
+    pipeline = alike[0].pipeline(topology)
     ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
     calls = calls_of(step)
-    rows = held(step)
-    even = {**rows, "gradients": reduced_gradient_bytes(step)}
-    totals = [sum(bytes) for bytes in zip(*rows.values())]
-    largest = members(step)[totals.index(max(totals))]
-    variant = step.at(largest)
+    rows, ranks = held(step), members(step)
+    even = max(map(balance, {**rows, "gradients": reduced_gradient_bytes(step)}.values()))
     machine = None if device is None or topology is None else Machine(device, topology)
-    return PlanChoice(
-        step.mesh,
-        settings,
-        max(rows["parameters"]),
-        max(rows["optimizer_states"]),
-        live(variant, calls_of(variant), largest),
-        cost_report(step, ran, calls),
-        max(map(balance, even.values())),
-        None if topology is None else times(calls, topology),
-        None if machine is None else step_time(variant, machine, largest),
-    )
+    added = None if topology is None else times(calls, topology)
+    totals = [sum(bytes) for bytes in zip(*rows.values())]
+    largest = ranks[totals.index(max(totals))]
+    variant = step.at(largest)
+    if machine is None or variant.stages is None or variant.stages.schedule is None:
+        yield PlanChoice(
+            step.mesh, alike[0], max(rows["parameters"]), max(rows["optimizer_states"]),
+            live(variant, calls_of(variant), largest), cost_report(step, ran, calls), even, added,
+            None if machine is None else step_time(variant, machine, largest), accumulated(step, largest),
+        )  # fmt: skip
+        return
+    staged: dict[bool, StagedStep] = {}
+    forks: dict[bool, SpmdProgram] = {}
+    """By whether backwards are split: the actions of a program are found once."""
+    costs: dict[int, CostReport] = {}
+    for settings in alike:
+        count = settings.accumulate
+        schedule = build_schedule(settings.schedule or ONE_FORWARD, step.mesh.size(PIPELINE), count)
+        if schedule.splits_backward not in staged:
+            fork = forks[schedule.splits_backward] = step.fork()
+            staged[schedule.splits_backward] = StagedStep(fork.at(largest), machine, largest, schedule)
+        timed, fork = staged[schedule.splits_backward], forks[schedule.splits_backward]
+        for program in fork.variants:
+            ordered(program, schedule)
+        if count not in costs:
+            costs[count] = cost_report(fork, ran, calls, None if fork.others else timed.phases(count))
+        program = fork.at(largest)
+        index, peak = max(
+            _live_on_stages(program, ranks, totals).items(), key=lambda item: totals[item[0]] + item[1].peak
+        )
+        yield PlanChoice(
+            step.mesh, settings, rows["parameters"][index], rows["optimizer_states"][index], peak, costs[count], even,
+            added, timed.time(schedule),
+        )  # fmt: skip
+
+
+def _live_on_stages(
+    program: SpmdProgram, ranks: Sequence[Mapping[str, int]], totals: Sequence[int]
+) -> dict[int, LivePeaks]:
+    """For each stage, the index of the rank with the largest states, and the peak of live values there."""
+    fullest: dict[int, int] = {}
+    for index, coordinates in enumerate(ranks):
+        member = coordinates[PIPELINE]
+        if totals[index] > totals[fullest.setdefault(member, index)]:
+            fullest[member] = index
+    return {index: live(program, calls_of(program), ranks[index]) for index in fullest.values()}

@@ -23,14 +23,15 @@ class Delivery(NamedTuple):
 @dataclass(slots=True)
 class ComputeStream:
     """The compute stream of a member, and the links, in seconds. ``clock``: the end of the work so far, the sum of
-    ``compute`` and ``recompute`` of nodes, of waits for calls and starts of calls (``exposed``), and of waits for
-    stages (``bubble``). ``free``: for each axis, the end of the last call; ``arrivals``: of results of calls."""
+    ``compute`` and ``recompute`` of nodes, of waits for calls and starts of calls (``exposed``), of waits for stages,
+    and of ``fixed`` seconds of runs. ``free``: for each axis, the end of the last call; ``arrivals``: of results of
+    calls."""
 
     clock: float = 0.0
     compute: float = 0.0
     recompute: float = 0.0
     exposed: float = 0.0
-    bubble: float = 0.0
+    fixed: float = 0.0
     free: dict[str, float] = field(default_factory=dict)
     arrivals: dict[str, Delivery] = field(default_factory=dict)
 
@@ -40,10 +41,13 @@ class ComputeStream:
         for name in names:
             if name in arrivals and arrivals[name].time > self.clock:
                 late, self.clock = arrivals[name].time - self.clock, arrivals[name].time
-                if arrivals[name].from_stage:
-                    self.bubble += late
-                else:
+                if not arrivals[name].from_stage:
                     self.exposed += late
+
+    def open(self, seconds: float) -> None:
+        """Spend time on the run of a file."""
+        self.clock += seconds
+        self.fixed += seconds
 
     def start(self, seconds: float) -> None:
         """Spend time on a call's start."""

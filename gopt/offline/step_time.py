@@ -63,7 +63,9 @@ class Clock:
         return simulation
 
     def add(self, simulation: StepSimulation, nodes: Sequence[Node], results: Collection[str]) -> None:
-        """Run further nodes in a simulation, and wait for all calls."""
+        """Run the nodes of a file in a simulation, and wait for all calls."""
+        for stream in simulation.streams:
+            stream.open(self.device.run)
         nodes = [node for node in nodes if _covers(node, self.coordinates)]
         works = node_works(nodes, self.sizes, results, self.device.fuse_from)
         simulation.run(nodes, [work.seconds(self.device) for work in works])
@@ -96,11 +98,9 @@ def step_time(program: SpmdProgram, machine: Machine, coordinates: Mapping[str, 
     other than through gradients."""
     clock, device = Clock(program, machine, coordinates), machine.device
     if program.micro_steps == 1:
-        simulation = clock.run(program.graph.nodes, program.graph.outputs)
-        return total(simulation.streams, device, 1)
+        return total(clock.run(program.graph.nodes, program.graph.outputs).streams, device)
     runs = [(phase.times, clock.run(phase.graph.nodes, phase.graph.outputs)) for phase in phases(program)]
-    streams = [stream for times, simulation in runs for stream in simulation.streams * times]
-    return total([joined(streams)], device, sum(times for times, _ in runs))
+    return total([joined([stream for times, simulation in runs for stream in simulation.streams * times])], device)
 
 
 def joined(streams: Sequence[ComputeStream]) -> ComputeStream:
@@ -108,14 +108,15 @@ def joined(streams: Sequence[ComputeStream]) -> ComputeStream:
     return ComputeStream(
         sum(stream.clock for stream in streams), sum(stream.compute for stream in streams),
         sum(stream.recompute for stream in streams), sum(stream.exposed for stream in streams),
-        sum(stream.bubble for stream in streams),
+        sum(stream.fixed for stream in streams),
     )  # fmt: skip
 
 
-def total(streams: Sequence[ComputeStream], device: DeviceFigures, runs: float) -> StepTime:
-    """The time of the members of a pipeline; ``runs``: of files of a member in a step."""
-    end, fixed = max(stream.clock for stream in streams), runs * device.run + device.step
+def total(streams: Sequence[ComputeStream], device: DeviceFigures) -> StepTime:
+    """The time of the members of a pipeline, from the streams at the end of a step."""
+    end = max(stream.clock for stream in streams)
     compute, recompute = fmean(stream.compute for stream in streams), fmean(stream.recompute for stream in streams)
-    exposed = fmean(stream.exposed for stream in streams)
-    bubble = max(end - compute - recompute - exposed, 0.0)
-    return StepTime(end + fixed, compute, recompute, exposed, bubble, fixed)
+    exposed, fixed = fmean(stream.exposed for stream in streams), fmean(stream.fixed for stream in streams)
+    waits = end - compute - recompute - exposed - fixed
+    bubble = waits if waits > 1e-9 * end else 0.0  # not the rounding of a sum
+    return StepTime(end + device.step, compute, recompute, exposed, bubble, fixed + device.step)

@@ -31,6 +31,12 @@ def members(program: SpmdProgram) -> list[dict[str, int]]:
     return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
 
 
+def accumulated(program: SpmdProgram, coordinates: Mapping[str, int]) -> int:
+    """Bytes of the sums over micro-steps on a rank."""
+    sums = [item for item in program.at(coordinates).accumulators if item.present(coordinates)]
+    return sum(item.local_type(coordinates).nbytes for item in sums if item.type.static)
+
+
 def held(program: SpmdProgram) -> dict[str, list[int]]:
     """Bytes of parameters (with low-precision copies) and optimizer states on each of ``members``."""
     kinds = {state.tensor: state.kind for state in program.training.states}

@@ -10,8 +10,10 @@ from typing import Any
 from gopt import api
 from gopt.errors import OptionError
 from gopt.offline.device import DeviceFigures, device_of, link_of
-from gopt.offline.meshes import meshes_of, weigh
+from gopt.offline.meshes import meshes_of, weigh, weigh_timed
 from gopt.offline.plan_ranking import RankedChoice, rank_choices
+from gopt.offline.plan_settings import ShardSettings
+from gopt.offline.timed_search import TimedSearch, meshes_with_stages
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology, parse_bytes
@@ -62,14 +64,16 @@ def plan(
     link: str | None = None,
     device: DeviceFigures | str | os.PathLike[str] | None = None,
     bucket_mb: float | None = None,
+    micro_batches: int | None = None,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
     ``link``: such as ``200GB/s:5us``; ``device``: ``h100``, ``a100``, ``cpu`` or a file, for times of whole steps, with
-    own links; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
-    step, called after reading the other options. Raises InputError, OptionError and UnsupportedError.
+    own links; ``bucket_mb``: only this cap, in MiB; ``micro_batches``: only this number of them. ``source`` may be a
+    function loading the step, called after reading the other options. Raises InputError, OptionError and
+    UnsupportedError.
 
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
     2
@@ -81,6 +85,11 @@ def plan(
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
     if limit is not None and limit < 0:
         raise OptionError(f"memory cannot be {limit} bytes", "give what a rank may hold, such as 80GB")
+    if micro_batches is not None and (device is None or micro_batches < 1):
+        raise OptionError(
+            f"micro_batches cannot be {micro_batches}" + (" without device" if device is None else ""),
+            "give device and at least 1",
+        )
     timed = device_of(device) if device is not None else None
     link = link_of(link, timed)
     if link is not None and fixed:
@@ -88,13 +97,14 @@ def plan(
     with gc_paused():
         advance("reading")
         step = source() if callable(source) else api.as_source(source)
-        weighed = weigh(
-            lambda mesh: api.on_mesh(step, mesh),
-            [grid] if fixed else meshes_of(grid.ranks, link),
-            caps=None if bucket_mb is None else [bucket_mb],
-            link=link,
-            device=timed,
-            advance=advance,
-        )
+        meshes = [grid] if fixed else meshes_of(grid.ranks, link)
+        caps = None if bucket_mb is None else [bucket_mb]
+        if timed is None:
+            weighed = weigh(lambda mesh: api.on_mesh(step, mesh), meshes, caps=caps, link=link, advance=advance)
+        else:
+            asked = ShardSettings(accumulate=micro_batches or 1)
+            search = TimedSearch(timed, link or "", limit, caps, asked, advance)
+            meshes = meshes if fixed else meshes_with_stages(grid.ranks, meshes)
+            weighed = weigh_timed(lambda mesh: api.on_mesh(step, mesh), meshes, search, fixed=fixed)
     ranked = tuple(rank_choices(weighed.found, limit))
     return Plan(grid.ranks, grid if fixed else None, limit, link, timed, ranked, weighed.remarks)

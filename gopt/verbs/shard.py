@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -16,7 +16,7 @@ from gopt.offline.device import device_of, link_of
 from gopt.options.records import changed, check_types
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
-from gopt.records.topology import Topology, parse_bytes
+from gopt.records.topology import parse_bytes
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.steps.sharded import Sharded
 from gopt.steps.sharded import shard as shard_step
@@ -98,8 +98,10 @@ def _chosen(
     source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with the best choice filled in, and the choice's entry in the report."""
-    from gopt.offline.plan import choices
+    from gopt.offline.meshes import weigh, weigh_timed
     from gopt.offline.plan_ranking import best
+    from gopt.offline.plan_settings import ShardSettings
+    from gopt.offline.timed_search import TimedSearch
 
     for name in CHOSEN:
         if getattr(settings, name) is not None:
@@ -107,10 +109,14 @@ def _chosen(
     limit = None if auto.memory is None else parse_bytes(auto.memory)
     device = None if auto.device is None else device_of(auto.device)
     link = link_of(auto.link, device)
-    topology = None if link is None else Topology.parse(link, mesh)
-    options_weighed = list(choices(on_mesh(source, mesh), mesh, topology=topology, device=device, advance=advance))
-    choice = best(options_weighed, limit)
-    entry = choice.entry(len(options_weighed), limit, link, None if device is None else device.name)
+    if device is None:
+        weighed = weigh(lambda mesh: on_mesh(source, mesh), [mesh], link=link, advance=advance)
+    else:
+        fixed = ShardSettings(accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute)
+        search = TimedSearch(device, link or "", limit, fixed=fixed, advance=advance)
+        weighed = weigh_timed(lambda mesh: on_mesh(source, mesh), [mesh], search, fixed=True)
+    choice = best(weighed.found, limit)
+    entry = choice.entry(len(weighed.found), limit, link, None if device is None else device.name)
     if mesh.splits_computation and settings.link is None:
         settings = replace(settings, link=link)  # by which the choice was split
-    return replace(settings, **asdict(choice.choice.settings)), entry
+    return replace(settings, **choice.choice.settings.options()), entry

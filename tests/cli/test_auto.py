@@ -82,6 +82,33 @@ def test_auto_splits_by_the_links_of_the_device(tmp_path, monkeypatch, capsys):
     assert report["figures"]["traffic"]["sent"] == first["traffic"]["sent"]
 
 
+def test_auto_on_stages_takes_the_schedule_too(tmp_path, monkeypatch, capsys):
+    """The first row as it stands: micro-batches, schedule, and the bytes that the report has."""
+    monkeypatch.chdir(tmp_path)
+    mesh, device = ["--mesh", "pp=2,shard=2"], ["--device", "cpu"]
+    assert main(["plan", MODEL, *mesh, *device, "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["choices"][0]
+    assert main(["shard", MODEL, *mesh, "--auto", *device, "-o", "out"]) == 0
+    assert f"{first['schedule']}, {first['accumulate']} micro-batches" in capsys.readouterr().out
+    report = json.loads(Path("out/report.json").read_text())
+    jsonschema.validate(report, json.loads((ROOT / "gopt/schemas/report.schema.json").read_text()))
+    assert (first.pop("mesh"), first.pop("batches")) == ("pp=2,shard=2", 2 * first["accumulate"])
+    assert {key: report["choice"][key] for key in first} == first
+    assert Path("out/schedule.txt").read_text().splitlines()[1] == f"name {first['schedule']}"
+    assert first["traffic"] == {key: report["figures"]["traffic"][key] for key in first["traffic"]}
+    assert first["bytes"]["live"] == report["before_after"]["largest"]["peak_live"]
+    assert Verifier("out").run(confirm=False).equal
+
+
+@pytest.mark.parametrize("stage", ["1", "3"])
+def test_live_bytes_of_a_timed_row_are_those_of_the_ranks(stage, capsys):
+    assert main(["plan", MODEL, "--mesh", "shard=2", "--device", "cpu", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["choices"]
+    row = next(row for row in rows if row["stage"] == int(stage) and row["bucket_mb"] is None)
+    assert main(["shard", MODEL, "--mesh", "shard=2", "--stage", stage, "--dry-run", "--json"]) == 0
+    assert row["bytes"]["live"] == json.loads(capsys.readouterr().out)["before_after"]["largest"]["peak_live"]
+
+
 def test_a_link_settles_what_tensor_parallelism_sends(tmp_path, monkeypatch, capsys):
     """Without --auto too; a folder that is resharded leaves links of other axes out."""
     monkeypatch.chdir(tmp_path)

@@ -9,8 +9,9 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.plan import PlanChoice, ShardSettings, bucket_choices, choices, estimate_cost, split_program
+from gopt.offline.plan import PlanChoice, bucket_choices, choices, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
+from gopt.offline.plan_settings import ShardSettings
 from gopt.offline.times import CommTimes
 from gopt.passes.pipeline import Pipeline
 from gopt.records.mesh import Mesh

@@ -10,12 +10,19 @@ from small_graphs import parsed
 
 from gopt.ir.graph import COMM, RECOMPUTE, Node
 from gopt.offline.device import DEVICES, DeviceFigures
-from gopt.offline.plan import PlanChoice, ShardSettings, choices, estimate_cost, split_program
+from gopt.offline.meshes import meshes_of, weigh_timed
+from gopt.offline.plan import PlanChoice, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
+from gopt.offline.plan_settings import ShardSettings
 from gopt.offline.roofline import node_works
-from gopt.offline.step_simulation import Prices, StepSimulation
+from gopt.offline.stage_time import scheduled
+from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
+from gopt.offline.step_time import total
+from gopt.offline.timed_search import TimedSearch, meshes_with_stages
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
+from gopt.schedules.builders import build_schedule
+from gopt.schedules.simulation import DEFAULT_SECONDS, bubble_formula
 from gopt.spmd.local_sizes import LocalSizes
 
 SLOW = DeviceFigures(name="slow", flops={"float32": 100.0}, bandwidth=10.0, launch=1.0)
@@ -105,13 +112,18 @@ def timed(name: str, mesh: str, device: DeviceFigures, link: str, settings: Shar
     return estimate_cost(split_program(source(name).training, grid, topology), settings, topology, device)
 
 
+def searched(name: str, mesh: str, device: DeviceFigures, memory: int | None = None, **fixed) -> list[PlanChoice]:
+    """All choices of one mesh."""
+    search = TimedSearch(device, "1GB/s:5us", memory, fixed=ShardSettings(**fixed))
+    return weigh_timed(lambda _: source(name).training, [Mesh.parse(mesh)], search, fixed=True).found
+
+
 MESHES = [("gpt_adamw", "shard=4"), ("gpt_adamw", "shard=2,tp=2"), ("cnn_sgd", "dp=2,shard=2"), ("mlp_adamw", "tp=2")]
 
 
 @pytest.mark.parametrize(("name", "mesh"), MESHES)
 def test_the_parts_add_up_to_the_step(name, mesh):
-    for choice in choices(source(name).training, grid := Mesh.parse(mesh), topology=Topology.parse("1GB/s:5us", grid),
-                          device=DEVICES["cpu"]):  # fmt: skip
+    for choice in searched(name, mesh, DEVICES["cpu"]):
         time = choice.time
         parts = time.compute + time.recompute + time.exposed + time.bubble + time.fixed
         assert time.seconds == pytest.approx(parts) and time.compute > 0
@@ -146,8 +158,7 @@ def test_ranks_that_compute_a_batch_together_have_less_to_compute():
 
 
 def test_the_rank_follows_the_step_and_is_explained():
-    grid = Mesh.parse("shard=4")
-    found = list(choices(source("gpt_adamw").training, grid, topology=Topology.parse("1GB/s:5us", grid), device=SLOW))
+    found = searched("gpt_adamw", "shard=4", SLOW)
     rows = rank_choices(found, None)
     steps = [float(f"{row.choice.time.seconds:.3g}") for row in rows]
     assert steps == sorted(steps)
@@ -155,3 +166,72 @@ def test_the_rank_follows_the_step_and_is_explained():
     assert any("its operators take " in row.why for row in rows[1:])
     assert best(found, None).choice is rows[0].choice
     assert rows[0].to_json()["step"]["seconds"] == rows[0].choice.time.seconds
+
+
+# --- pipeline stages, micro-batches, recompute ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved:2"])
+@pytest.mark.parametrize(("members", "count"), [(2, 4), (4, 8)])
+def test_equal_stages_wait_as_the_formula_says(name, members, count):
+    schedule = build_schedule(name, members, count)
+    parts = {
+        (kind, stage): ComputeStream(clock=seconds, compute=seconds)
+        for kind, seconds in DEFAULT_SECONDS.items() for stage in range(schedule.stages)
+    }  # fmt: skip
+    time = total(scheduled(schedule, parts, {}), FREE)
+    assert time.bubble / time.seconds == pytest.approx(float(bubble_formula(name, members, count)))
+    slower = total(scheduled(schedule, parts, dict.fromkeys(parts, 0.5)), FREE)
+    assert slower.seconds > time.seconds and slower.compute == time.compute
+
+
+def test_stages_run_in_turn_without_micro_batches():
+    """A batch passes all stages: two of them compute in turn, so that half of the time is waiting."""
+    device = replace(SLOW, launch=0.0)
+    one, two = (timed("mlp_adamw", mesh, device, "1000GB/s", ShardSettings(0)).time for mesh in ("dp=1", "pp=2"))
+    assert two.seconds <= one.seconds * 1.01 and two.bubble == pytest.approx(two.seconds - two.compute, rel=1e-3)
+    assert 0.3 * two.seconds < two.bubble < 0.6 * two.seconds
+
+
+def test_more_micro_batches_wait_less_and_schedules_differ():
+    found = searched("gpt_adamw", "pp=2,shard=2", SLOW)
+    by = {(each.settings.stage, each.settings.schedule, each.settings.accumulate): each for each in found}
+    shares = [by[2, "1f1b", count].time.bubble / by[2, "1f1b", count].time.seconds for count in (4, 8)]
+    assert shares == sorted(shares, reverse=True)
+    assert by[2, "zb-h1", 4].time.bubble < by[2, "1f1b", 4].time.bubble
+    assert by[2, "gpipe", 8].live.peak > by[2, "1f1b", 8].live.peak, "gpipe keeps all micro-batches"
+    assert by[1, "1f1b", 4].live.peak > by[2, "1f1b", 4].live.peak, "sums are whole at stage 1"
+    assert {each.settings.schedule for each in found} == {"gpipe", "1f1b", "zb-h1", "zb-v", "interleaved:2"}
+    assert {each.settings.accumulate for each in searched("gpt_adamw", "pp=2", SLOW, accumulate=3)} == {3}
+
+
+def test_what_shares_passes_is_weighed_as_alone():
+    for each in searched("mlp_adamw", "pp=2,shard=2", DEVICES["cpu"])[::5]:
+        grid, topology = each.mesh, Topology.parse("1GB/s:5us", each.mesh)
+        split = split_program(source("mlp_adamw").training, grid, topology, each.settings)
+        assert estimate_cost(split, each.settings, topology, DEVICES["cpu"]) == each
+
+
+def test_values_are_computed_again_only_where_nothing_fits():
+    plain = searched("gpt_adamw", "shard=2", DEVICES["cpu"])
+    assert not any(each.settings.recompute for each in plain) and all(each.time.recompute == 0 for each in plain)
+    least = min(each.held for each in plain)
+    again = [each for each in searched("gpt_adamw", "shard=2", DEVICES["cpu"], least - 1) if each.settings.recompute]
+    assert again and all(each.time.recompute > 0 for each in again)
+    row = best(searched("gpt_adamw", "shard=2", DEVICES["cpu"], least - 1), least - 1)
+    assert row.choice.settings.recompute and row.choice.held < least
+
+
+def test_meshes_that_cannot_be_first_are_not_weighed():
+    meshes = meshes_with_stages(8, meshes_of(8))
+    assert [str(mesh) for mesh in meshes][4:7] == ["pp=2,shard=4", "pp=2,shard=2,tp=2", "pp=2,tp=4"]
+    assert all(mesh.ranks == 8 for mesh in meshes)
+    device = replace(DEVICES["h100"], fuse_from=None)
+    search = TimedSearch(device, "1000GB/s:0us")
+    found = weigh_timed(lambda _: source("gpt_adamw").training, meshes, search, fixed=False)
+    assert len(found.meshes) < len(meshes) and "were not weighed" in found.remarks["other meshes"]
+    assert {each.batches for each in found.found} == {8}, "all read the same samples in a step"
+    first = rank_choices(found.found, None)[0].choice
+    for mesh in meshes:
+        for each in searched("gpt_adamw", str(mesh), device, accumulate=8 // mesh.data_ranks):
+            assert each.seconds >= first.seconds * 0.99, "the bound left out no better mesh"

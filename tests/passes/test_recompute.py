@@ -53,11 +53,24 @@ def test_ranks_stay_equal_to_the_source_and_are_proven_so(name, policy, mesh, op
     assert gopt.prove(tmp_path / "out").proven
 
 
-@pytest.mark.parametrize(("policy", "less", "more"), [("full", 0.25, 0.33), ("selective", 0.35, 0.03)])
+@pytest.mark.parametrize(("policy", "less", "more"), [("full", 0.3, 0.33), ("selective", 0.35, 0.03)])
 def test_less_memory_for_few_operations(policy, less, more):
     figures = facts(sharded("gpt_adamw", policy))
     assert figures["live_bytes"] <= (1 - less) * figures["live_bytes_before"]
     assert figures["operations_added"] <= more * figures["operations"]
+
+
+def test_each_reader_transposes_a_parameter_for_itself():
+    """The copy for a product of the forward does not live until the product of the backward."""
+    graph = sharded("gpt_adamw", "full").program.graph
+    states = {name for name in graph.inputs if name.endswith("weight")}
+    copies = [node for node in graph.nodes if node.made_by == RECOMPUTE and node.is_a("Transpose")]
+    weights = {name for node in copies if node.inputs[0] in states for name in node.outputs}
+    assert weights
+    readers = graph.users()
+    backward = [name for name in weights if any(node.made_by != RECOMPUTE for node in readers[name])]
+    assert backward
+    assert all(len(readers[name]) == 1 for name in backward)
 
 
 def test_a_bound_holds_with_the_fewest_operations():

@@ -1,0 +1,149 @@
+"""The search among choices whose steps are timed on a device: only what can be the first is run through the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.errors import OptionError, UnsupportedError
+from gopt.offline.device import DeviceFigures
+from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
+from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.roofline import node_works
+from gopt.records.mesh import PIPELINE, SHARD, TENSOR, Mesh
+from gopt.records.topology import Topology
+from gopt.spmd.local_sizes import LocalSizes
+from gopt.spmd.program import SpmdProgram
+
+MOST_STAGES = 8
+"""Members along ``pp`` up to which meshes are weighed."""
+MOST_MESHES = 5
+"""So many meshes are weighed: those whose computation alone takes least."""
+SIMPLE = ("gpipe", ONE_FORWARD, "zb-h1")
+"""Schedules with one stage on each member, which share all passes."""
+CHUNKED = ("interleaved:2", "zb-v")
+"""Schedules with two stages on each member, each with a placement of its own."""
+POLICIES = ("selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSearch:
+    """The limits of a search. ``memory``: bytes of a rank; ``link``: as the user writes links; ``caps``: of buckets in
+    MiB, None: the usual ones; ``fixed``: the user's schedule, recompute and micro-batches, 1 for any number."""
+
+    device: DeviceFigures
+    link: str
+    memory: int | None = None
+    caps: Sequence[float | None] | None = None
+    fixed: ShardSettings = DEFAULTS
+    advance: Callable[[str], None] = lambda _: None
+
+    def plain(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
+        """The choices of a mesh with flat buckets and simple schedules; where none fits, computed again in part.
+
+        ``batches``: of the source in a step, over all ranks; None leaves the number open.
+        """
+        topology, counts = Topology.parse(self.link, mesh), self._micro_batches(mesh, batches)
+        staged = _size(mesh, PIPELINE) > 1 and counts[0] > 1
+        cap = None if self.caps is None else self.caps[0]
+        base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap)
+        alike = [
+            replace(base, accumulate=count, schedule=name)
+            for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
+        ]  # fmt: skip
+        split = split_program(training, mesh, topology, alike[0])
+        choices: list[PlanChoice] = []
+        shared = STAGES[1:] if counts[0] > 1 else STAGES  # stage 0 sums as stage 1 does, and updates more
+        for stage in shared if mesh.shard_axis else STAGES[:1]:
+            if stage == 2 and counts[0] == 1 and not accumulates(split):  # the step of stage 1
+                choices.append(replace(choices[-1], settings=replace(choices[-1].settings, stage=2)))
+            else:
+                choices += self._costs(split, [replace(settings, stage=stage) for settings in alike], topology)
+        yield from choices
+        if self.memory is not None and self.fixed.recompute is None and not any(map(self.fits, choices)):
+            yield from self._again(split, min(choices, key=lambda choice: choice.held), topology)
+
+    def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
+        """Further buckets and schedules for the best choice so far; the rest of its settings stays."""
+        mesh, settings = best.mesh, best.settings
+        topology = Topology.parse(self.link, mesh)
+        split = split_program(training, mesh, topology, settings)
+        for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
+            yield from self._costs(split, [replace(settings, bucket_mb=cap)], topology)
+        for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
+            chunked = replace(settings, schedule=name)
+            try:
+                forked = split_program(training, mesh, topology, chunked)
+                yield from self._costs(forked, [chunked], topology)
+            except (OptionError, UnsupportedError):
+                continue  # too few layers for two stages on each member
+
+    def fits(self, choice: PlanChoice) -> bool:
+        """Return whether a choice is within the memory of a rank."""
+        return self.memory is None or choice.held <= self.memory
+
+    def _costs(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> Iterator[PlanChoice]:
+        self.advance(f"{split.mesh}: {alike[0]}")
+        yield from estimate_costs(split, alike, topology, self.device)
+
+    def _again(self, split: SpmdProgram, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
+        """The choice of least memory with values of the forward computed again, until it fits."""
+        for policy in POLICIES:
+            try:
+                choices = list(self._costs(split, [replace(smallest.settings, recompute=policy)], topology))
+            except UnsupportedError:
+                return
+            yield from choices
+            if any(map(self.fits, choices)):
+                return
+
+    def _schedules(self, names: Sequence[str]) -> Sequence[str]:
+        return names if self.fixed.schedule is None else [self.fixed.schedule]
+
+    def _micro_batches(self, mesh: Mesh, batches: int | None) -> Sequence[int]:
+        """The numbers of micro-batches that are weighed."""
+        if self.fixed.accumulate > 1:
+            return [self.fixed.accumulate]
+        if batches is not None:
+            return [batches // mesh.data_ranks]
+        members = _size(mesh, PIPELINE)
+        return [2 * members, 4 * members] if members > 1 else [1]
+
+
+def meshes_with_stages(ranks: int, tensor: Sequence[Mesh]) -> list[Mesh]:
+    """``pp=p`` in front of meshes of ``ranks / p`` ranks, for every p up to MOST_STAGES that divides ``ranks``;
+    ``tensor``: the meshes without stages, which come first."""
+    result = list(tensor)
+    for stages in range(2, min(ranks, MOST_STAGES) + 1):
+        for mesh in tensor if ranks % stages == 0 else ():
+            axes = dict(mesh.axes)
+            data, rest = divmod(axes.get(SHARD, 1), stages)
+            if data and not rest:
+                parts = ((PIPELINE, stages), (SHARD, data), (TENSOR, axes.get(TENSOR, 1)))
+                result.append(Mesh(tuple(axis for axis in parts if axis[1] > 1)))
+    return result
+
+
+def shortest_first(training: TrainingGraph, meshes: Sequence[Mesh], search: TimedSearch) -> list[tuple[float, Mesh]]:
+    """The meshes by a lower bound of the time of a step for each batch: forward and backward, divided evenly, and the
+    least wait of stages, as of zb-v. States beyond the memory leave a mesh out."""
+    graph, device = training.graph, search.device
+    batchwise = [node for node in graph.nodes if node.phase is not Phase.UPDATE]
+    works = node_works(batchwise, LocalSizes(graph), graph.outputs, device.fuse_from)
+    starts = sum(work.launches for work in works) * device.launch
+    work = sum(item.seconds(device) for item in works) - starts
+    kinds = (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)
+    states = sum(graph.types[state.tensor].nbytes for state in training.states if state.kind in kinds)
+    result = []
+    for mesh in meshes:
+        stages, tensor = _size(mesh, PIPELINE), _size(mesh, TENSOR)
+        count = search.fixed.accumulate if search.fixed.accumulate > 1 else stages * tensor
+        if search.memory is None or states / mesh.ranks <= search.memory:
+            turn = (work / tensor + starts) / stages
+            result.append((turn * (1 + (stages - 1) / (6 * count)) / mesh.data_ranks, mesh))
+    return sorted(result, key=lambda item: item[0])
+
+
+def _size(mesh: Mesh, axis: str) -> int:
+    return dict(mesh.axes).get(axis, 1)
