@@ -66,8 +66,8 @@ def place_runs(region: Place, shape: Sequence[int]) -> list[list[tuple[int, int,
     for dimension, size in enumerate(shape):
         ranges = [(0, size)] if box is None else boxes.ranges_of(box[dimension])
         if every is not None and not dimension:
-            first, step = every
-            ranges = [(row, row + 1) for row in [row for ends in ranges for row in range(*ends)][first::step]]
+            start_row, step = every
+            ranges = [(row, row + 1) for row in [row for ends in ranges for row in range(*ends)][start_row::step]]
         start, runs = 0, []
         for begin, end in ranges:
             runs.append((start, begin, end - begin))

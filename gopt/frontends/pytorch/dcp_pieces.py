@@ -28,14 +28,14 @@ def range_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[r
         yield ()
         return
     width = math.prod(shape[1:])
-    first, last = -(-start // width), stop // width
-    if first * width > start:
-        row = first - 1
+    top, last = -(-start // width), stop // width
+    if top * width > start:
+        row = top - 1
         end = min(stop - row * width, width)
-        yield from ((range(row, first), *box) for box in range_boxes(shape[1:], start - row * width, end))
-    if first < last:
-        yield (range(first, last), *map(range, shape[1:]))
-    if last >= first and last * width < stop:
+        yield from ((range(row, top), *box) for box in range_boxes(shape[1:], start - row * width, end))
+    if top < last:
+        yield (range(top, last), *map(range, shape[1:]))
+    if last >= top and last * width < stop:
         yield from ((range(last, last + 1), *box) for box in range_boxes(shape[1:], 0, stop - last * width))
 
 
