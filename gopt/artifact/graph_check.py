@@ -65,7 +65,7 @@ def check_rank(
     where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"
     for graph in graphs.values():
         if (number := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
-            _refuse(name, where, f"its file is that of rank {show(number)}")
+            _refuse(name, where, f"its file was written for rank {show(number)}")
     parts = tuple((phase, *shared_parts(graph), id(graph.outputs)) for phase, graph in graphs.items())
     content = parts, id(rank.state), rank.accumulators, rank.fed, rank.role
     if content not in checked.calls:
