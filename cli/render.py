@@ -249,7 +249,7 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _beside(ranks: Sequence[RankUsage]) -> str:
-    """The messages between pipeline stages, which are not counted as calls."""
+    """The messages between pipeline stages, not counted as calls."""
     counts = [sum(call.calls for call in rank.communication if call.group == PIPELINE) for rank in ranks]
     messages = max(counts, default=0)
     return f"; beside {messages} sends and receives of a rank" if messages else ""

@@ -160,7 +160,7 @@ class _Removed:
                 self._remove(node, self.removals.of(node, self._elsewhere(node_left)), where, node_left)
 
     def _elsewhere(self, copy: Node | None) -> RemovalReason:
-        """The reason of a node that no pass removed. ``copy``: the node on the other ranks."""
+        """The reason of a node not removed by a pass. ``copy``: the node on the other ranks."""
         stage = None if copy is None else self.program.value_stages.get(copy.first_output)
         return UNREAD if stage is None else RemovalReason("stage-transfers", f"pipeline stage {stage} runs it")
 
