@@ -53,7 +53,9 @@ def test_progress_says_nothing_into_a_pipe(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("cap", "shown"), [(None, "default buckets"), (0.5, "buckets of 0.5 MiB"), (25.0, "buckets of 25 MiB")])
+@pytest.mark.parametrize(
+    ("cap", "shown"), [(None, "default buckets"), (0.5, "buckets of 0.5 MiB"), (25.0, "buckets of 25 MiB")]
+)
 def test_a_choice(cap, shown):
     assert str(ShardSettings(2, "rows", cap)) == f"stage 2, rows, {shown}"
 
