@@ -67,7 +67,7 @@ def render_plan(
     columns = _columns(mesh, wide, rows)
     joined = _join([(_line(row.choice, columns), row.why) for row in shown], columns)
     lines, reasons = [line for line, _ in joined], [why for _, why in joined]
-    title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
+    title = f"Choices for {mesh}, best first; sizes of the rank that holds most"
     if not mesh:
         title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
     texts = ("mesh", "partition", "micro-batches", "again", *(("stage",) if columns[0] == "stage" else ()))

@@ -61,6 +61,11 @@ if TYPE_CHECKING:
     help="With --engine torch: let Inductor compile the graph, or not.  [default: on GPUs]",
 )
 @click.option(
+    "--deterministic",
+    is_flag=True,
+    help="With --engine torch: compute by deterministic algorithms alone; an operator without one is refused.",
+)
+@click.option(
     "--launch",
     type=click.IntRange(1),
     metavar="N",
@@ -217,6 +222,8 @@ def command(context: click.Context, /, folder: str, **args: Any) -> int:
     run_servers.check_engine(args, split)
     if args["compiled"] is not None and engine != "torch":
         raise OptionError(f"--compile and --no-compile do not fit --engine {engine}", "leave it out")
+    if args["deterministic"] and engine != "torch":
+        raise OptionError(f"--deterministic does not fit --engine {engine}", "leave it out")
     if split:
         launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
         return launch(job, options, args, context.find_root().params["debug"])

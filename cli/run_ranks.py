@@ -97,9 +97,11 @@ def _over_nccl(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, 
 
 def _over_torch(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, Any, Any]:
     from gopt.runtime.engines.base import exit_together
-    from gopt.runtime.pytorch.device import device_of_rank
+    from gopt.runtime.pytorch.device import device_of_rank, use_deterministic
     from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
 
+    if args["deterministic"]:
+        use_deterministic()
     device = device_of_rank(args["compiled"])
     host = TorchEngine(mesh, device.torch_device, args["deadline"], explain)
     return host, partial(exit_together, host.gather, host.rank), lambda: (host, device, TorchCalls)

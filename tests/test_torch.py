@@ -82,6 +82,41 @@ def test_a_loop_of_the_users_own_trains_as_gopt_run_does(options, tmp_path):
     assert found["module"].keys() <= found["states"].keys()
 
 
+DCP = """
+import sys
+import torch
+import gopt.torch
+
+folder, out, way = sys.argv[1:]
+rank = gopt.torch.load(folder, compiled=False)
+if way == "save":
+    rank.step((torch.randn(8, 32), torch.randint(0, 10, (8,))), lr=0.01)
+    rank.save_dcp(out + "/dcp")
+else:
+    rank.load_dcp(out + "/dcp")
+    assert rank.steps == 1
+states = rank.full_states()
+if rank.number == 0:
+    torch.save(states, f"{out}/{way}.pt")
+"""
+
+
+def test_pieces_of_two_ranks_are_read_by_three(tmp_path):
+    script = tmp_path / "dcp.py"
+    script.write_text(DCP)
+    for ranks, way in ((2, "save"), (3, "load")):
+        gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), ranks, stage=3).write(tmp_path / way)
+        torchrun(script, ranks, tmp_path / way, tmp_path, way)
+    before, behind = (torch.load(tmp_path / f"{way}.pt") for way in ("save", "load"))
+    assert before.keys() == behind.keys() and all(torch.equal(before[name], behind[name]) for name in before)
+    whole = sum(value.nbytes for value in before.values())
+    stored = torch.distributed.checkpoint.FileSystemReader(tmp_path / "dcp").read_metadata().storage_data
+    for rank in range(2):  # a rank writes its pieces alone
+        mine = sum(entry.length for entry in stored.values() if entry.relative_path.startswith(f"__{rank}_"))
+        frames = 2000 * len(stored)
+        assert 0.4 * whole < mine < 0.6 * whole + frames
+
+
 @pytest.fixture
 def rank(tmp_path):
     gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 1).write(tmp_path / "step.ranks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +22,14 @@ from gopt.records.boxes import box_shape
 from gopt.text.sanitize import show
 
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
+
+
+@dataclass(slots=True)
+class CheckedRanks:
+    """Matching parts so far: a rank's parts, by identity -> the different calls; and all possible calls of groups."""
+
+    calls: dict[Hashable, list[tuple[str, Node]]] = field(default_factory=dict)
+    allowed: set[Hashable] = field(default_factory=set)
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -46,22 +55,22 @@ def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str],
 
 def check_rank(
     manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str],
-    checked: set[Hashable] | None = None,
+    checked: CheckedRanks | None = None,
 ) -> None:  # fmt: skip
     """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference.
 
-    ``checked``: keys of matching parts, by identity: the records and graphs must live on."""
-    checked = set() if checked is None else checked
+    ``checked``: what matches so far; its records and graphs must live on."""
+    checked = checked or CheckedRanks()
     name = str(Path(home, MANIFEST_FILE))
     where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"
     for graph in graphs.values():
         if (number := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
-            _refuse(name, where, f"its file is that of rank {show(number)}")
+            _refuse(name, where, f"its file was written for rank {show(number)}")
     parts = tuple((phase, *shared_parts(graph), id(graph.outputs)) for phase, graph in graphs.items())
     content = parts, id(rank.state), rank.accumulators, rank.fed, rank.role
-    if content not in checked:
+    if content not in checked.calls:
         _check_entry(manifest, rank, graphs, name, where)
-        checked.add(content)
+        checked.calls[content] = _different_calls(graphs)
     mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
     server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
     if server is not None and plan is not None:
@@ -73,12 +82,11 @@ def check_rank(
         """The number of members of the rank's group, and the rank's index."""
         return mesh.size(group), mesh.index(group, member)
 
-    for phase, graph in graphs.items():
-        for node in [node for node in graph.nodes if node.domain == COMM]:
-            if node.op_type in MESSAGES:
-                _check_message(files[phase], graph, node)
-            else:
-                _check_call(files[phase], place, graph, node, checked)
+    for phase, node in checked.calls[content]:
+        if node.op_type in MESSAGES:
+            _check_message(files[phase], graphs[phase], node)
+        else:
+            _check_call(files[phase], place, graphs[phase], node, checked.allowed)
     if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
         phase, where, what = wrong
         _refuse(files[phase], where, what)
@@ -132,26 +140,38 @@ def _check_message(file: str, graph: Graph, node: Node) -> None:
 
 
 def _check_call(
-    file: str, place: Callable[[str], tuple[int, int]], graph: Graph, node: Node, checked: set[Hashable]
+    file: str, place: Callable[[str], tuple[int, int]], graph: Graph, node: Node, allowed: set[Hashable]
 ) -> None:
     """Refuse a call no group of this mesh can make."""
     try:
         record = COLLECTIVES[node.op_type]
         group = str(node.attributes.get("group") or record.resolve(node.attributes)["group"])
         size, index = place(group)
-        node_key = id(node), size, index, *map(id, map(graph.types.get, node.inputs))
-        if node_key in checked:
-            return
-        operands = tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
+        operands = _operands(graph, node)
         key = node.encoded, operands, size, _share(node.attributes, size, index)
-        if node.encoded is None or key not in checked:
+        if node.encoded is None or key not in allowed:
             record.infer(node.attributes, operands, size, index)
-            checked.add(key)
-        checked.add(node_key)
+            allowed.add(key)
     except KeyError:
         _refuse(file, show(node.label), f"{COMM} has no operator {show(node.op_type)}")
     except GoptError as error:
         _refuse(file, show(node.label), error.message, *error.hints)
+
+
+def _operands(graph: Graph, node: Node) -> tuple[tuple[str, Any], ...]:
+    return tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
+
+
+def _different_calls(graphs: Mapping[str, Graph]) -> list[tuple[str, Node]]:
+    """The phase and the node of each message, and of one call of each kind on operands of equal types."""
+    result: dict[Hashable, tuple[str, Node]] = {}
+    for phase, graph in graphs.items():
+        for node in graph.nodes:
+            if node.domain == COMM:
+                apart = node.encoded is None or node.op_type in MESSAGES
+                key = id(node) if apart else (phase, node.encoded, _operands(graph, node))
+                result.setdefault(key, (phase, node))
+    return list(result.values())
 
 
 def _share(attributes: Mapping[str, Any], size: int, index: int) -> tuple[Any, ...]:

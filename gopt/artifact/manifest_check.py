@@ -177,7 +177,7 @@ class _Checker:
         geo = entry is not None and entry.mode is Mode.GEO
         times = entry.every if entry is not None and geo else accumulate
         if (accumulate == 1 and not geo) or not phases or max(phase.times for phase in phases) != times:
-            _refuse(self.name, "phases", "the number of runs is not that of accumulate")
+            _refuse(self.name, "phases", "the number of runs differs from accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])

@@ -60,6 +60,22 @@ def place_shape(region: Place, shape: Sequence[int]) -> tuple[int, ...]:
     return size if every is None else (len(range(every[0], size[0], every[1])), *size[1:])
 
 
+def place_runs(region: Place, shape: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """For each dimension of a place the runs: the start there, the start in the tensor, and the length."""
+    (box, every), sides = region, []
+    for dimension, size in enumerate(shape):
+        ranges = [(0, size)] if box is None else boxes.ranges_of(box[dimension])
+        if every is not None and not dimension:
+            start_row, step = every
+            ranges = [(row, row + 1) for row in [row for ends in ranges for row in range(*ends)][start_row::step]]
+        start, runs = 0, []
+        for begin, end in ranges:
+            runs.append((start, begin, end - begin))
+            start += end - begin
+        sides.append(runs)
+    return sides
+
+
 def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
     """Return the elements of a piece from a whole source tensor, 1-D; a view if possible."""
     part = boxes.take(whole, piece.box)

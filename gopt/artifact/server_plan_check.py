@@ -105,7 +105,7 @@ class _Plan:
         for rank in rest:
             for field in ("files", "state", "accumulators"):
                 if getattr(rank, field) != getattr(trainer, field):
-                    self._refuse(f"ranks[{rank.rank}].{field}", "it differs from that of rank 0: trainers are alike")
+                    self._refuse(f"ranks[{rank.rank}].{field}", "it differs from rank 0's: trainers are alike")
         served = {piece.tensor for rank in self._of_servers() for state in rank.state for piece in state.pieces}
         for index, state in enumerate(trainer.state):
             where = f"ranks[0].state[{index}]"

@@ -68,7 +68,9 @@ def all_gather(call: Call) -> list[PartialType]:
     if elements != sum(lengths):
         raise InputError(f"{call.op}: cuts end at {sum(lengths)}, the shapes hold {elements}")
     if not _agrees(_shape(call), (_own(call, lengths),)):
-        raise InputError(f"{call.op}: the shard of member {call.index} has shape {_shape(call)}, not that of its cuts")
+        raise InputError(
+            f"{call.op}: the shard of member {call.index} has shape {_shape(call)}, and its cuts say another"
+        )
     return result
 
 

@@ -210,7 +210,7 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], Iterable
         wanted = set(all_boxes(sharding, types[tensor].dims))
         result = boxes_of[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
         if result != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
-            raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
+            raise InvariantError(f"the ranks' parts of {tensor!r} do not follow its sharding, {sharding}")
         for box in wanted:
             position = 0
             for start, stop in sorted(boxed.get((tensor, box), ())):

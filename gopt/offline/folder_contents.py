@@ -191,9 +191,7 @@ def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, man
     counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
     recorded = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
     if counts != recorded:
-        raise InputError(
-            f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest", _AGAIN
-        )
+        raise InputError(f"{home / REPORT_FILE}: pipeline: the manifest has other trainers and servers", _AGAIN)
 
 
 def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:

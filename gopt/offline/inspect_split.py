@@ -88,7 +88,7 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
     """Describe a split; raises InputError if the report belongs to another output."""
     records = split_records(report.pipeline)
     if records is None or {len(table) for table in _by_server(records[1])} != {entry.servers}:
-        raise InputError("report.json is not that of this split", "write the folder again with gopt split")
+        raise InputError("report.json was written for another split", "write the folder again with gopt split")
     settings, facts = records
     usages = report.ranks[-entry.servers :]
 

@@ -38,7 +38,7 @@ def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:
 
 def _exchanged(state: LocalState, one: int, holder: int) -> InputError:
     return InputError(
-        f"ranks {one} and {holder} do not hold their own parts of {show(state.input)}: the file of one of them is that "
-        "of another rank or folder",
+        f"ranks {one} and {holder} do not hold their own parts of {show(state.input)}: one has a file of another "
+        "rank or folder",
         "copy each rank's own file here, or write the folder again",
     )

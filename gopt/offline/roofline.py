@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.flops import node_flops
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.node_kinds import elementwise, record_of, value_reads
 from gopt.offline.device import FLOATS, DeviceFigures
 from gopt.operators.kinds import PARTS
@@ -44,6 +44,11 @@ def node_works(
     unless another node reads the value, or it is in ``results``."""
     rows = _Rows(nodes, sizes, results, fuse_from)
     return [_work(node, sizes, rows) for node in nodes]
+
+
+def graph_works(graph: Graph, nodes: Sequence[Node], fuse_from: int | None) -> list[NodeWork]:
+    """The work of nodes of a rank's own graph."""
+    return node_works(nodes, LocalSizes(graph), graph.outputs, fuse_from)
 
 
 class _Rows:

@@ -47,9 +47,9 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         text, rest = view[_SIZE.size :][:size], view[_SIZE.size :][size:]
         value, remainder = _value(json.loads(bytes(text)), rest)
     except (ValueError, TypeError, KeyError, struct.error, RecursionError) as error:
-        raise RunError(f"another process has sent what is no value of gopt: {type(error).__name__}") from error
+        raise RunError(f"another process sent bytes that gopt cannot read: {type(error).__name__}") from error
     if len(remainder):
-        raise RunError("another process has sent what is no value of gopt: bytes are left")
+        raise RunError("another process sent bytes that gopt cannot read: some are left behind the value")
     return value
 
 
@@ -84,7 +84,7 @@ def from_json(value: Any) -> Any:
     try:
         return _value(value, memoryview(b""))[0]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise RunError(f"another process has sent what is no value of gopt: {type(error).__name__}") from error
+        raise RunError(f"another process sent bytes that gopt cannot read: {type(error).__name__}") from error
 
 
 _TAGS: list[tuple[str, Any, Callable[[Any], Any]]] = [

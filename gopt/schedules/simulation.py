@@ -221,7 +221,7 @@ def _check_turns(schedule: Schedule) -> None:
             if turn != wanted:
                 raise OptionError(
                     f"schedule {show(schedule.name)}: stage {stage} runs the {kind} of micro-batch {turn} where stage"
-                    f" 0 runs that of micro-batch {wanted}",
+                    f" 0 runs micro-batch {wanted}",
                     "all stages take micro-batches in one order, in forwards and in backwards",
                 )
 
@@ -242,7 +242,7 @@ def _check_messages(schedule: Schedule) -> None:
             if source != needed:
                 raise OptionError(
                     f"schedule {show(schedule.name)}: member {sender} sends the result of the {source} to member"
-                    f" {receiver}, which wants that of the {needed} before it",
+                    f" {receiver}, which wants the result of the {needed} before it",
                     "a member receives in the order in which the sender sends",
                 )
 

@@ -93,7 +93,7 @@ class StageActions:
                 if transfers(node) and node.phase is Phase.BACKWARD:
                     raise UnsupportedError(
                         f"a running statistic is made of {node.inputs[0]!r}, which the backward sends to another stage",
-                        "leave out --accumulate, or the axis pp",
+                        "leave out --micro-batches, or the axis pp",
                     )
                 needed.update(node.reads)
                 moving.add(id(node))

@@ -83,5 +83,5 @@ def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> li
     if not changed:
         return []
     return [
-        f"{listed(changed, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
+        f"{listed(changed, NAMED)}: the ranks start from other values than the model. Both ran from the ranks' values"
     ]

@@ -89,7 +89,7 @@ def _judge(
     decides = not spoilt and not mapping.dual and _has_like(training, mapping) and measured.matters(mapping.value)
     if not spoilt and not decides:
         return (
-            f"{_named(mapping)}: its dual was not found, and gradients such as that of {wrong[0]!r} follow no loss of "
+            f"{_named(mapping)}: its dual was not found, and gradients (of {wrong[0]!r}, for one) follow no loss of "
             "equal members: it cannot be told whether it was lost"
         )
     lost = "what its region reads is not summed in the backward" if summed else "its dual was lost"

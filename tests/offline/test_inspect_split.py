@@ -59,7 +59,7 @@ def test_a_report_of_other_ranks_is_refused(tmp_path: Path) -> None:
     report = json.loads(path.read_text())
     report["pipeline"][0]["facts"]["pushed_by_server"] = [1]
     path.write_text(json.dumps(report))
-    with pytest.raises(InputError, match="not that of this split"):
+    with pytest.raises(InputError, match="written for another split"):
         inspect_folder(tmp_path / "out")
     del report["pipeline"][0]["facts"]["keys"]
     path.write_text(json.dumps(report))

@@ -11,7 +11,8 @@ import onnx
 import onnx.parser
 import pytest
 import specs
-from helpers import Builder, accept, calls, edit_file, edit_rank, source
+from gopt.cli.main import main
+from helpers import FIXTURES, Builder, accept, calls, edit_file, edit_rank, source
 from onnx import ModelProto, numpy_helper
 from products import part
 from steps_gen.__main__ import setting, tried
@@ -84,6 +85,19 @@ def test_a_rank_has_the_gradients_of_its_stage():
     report = gopt.shard(source("gpt_adamw"), "pp=2").report()
     for rank in report.ranks:
         assert rank.nbytes.gradients == rank.nbytes.parameters
+
+
+def test_the_output_names_stages(tmp_path, capsys):
+    """What each stage holds, the messages beside the calls, and where a value of another stage is made."""
+    folder = str(tmp_path / "ranks")
+    main(["shard", str(FIXTURES / "gpt_adamw.onnx"), "--mesh", "pp=2", "--micro-batches", "2", "-o", folder])
+    shown = capsys.readouterr().out
+    assert "parameters of pipeline stages: 0 has 14 of 4,432 elements, 1 has 14 of 3,312 elements" in shown
+    assert "beside 12 sends and receives of a rank" in shown
+    main(["explain", folder, "add_2"])
+    assert "from rank 1 by stage-transfers: pipeline stage 0 runs it" in capsys.readouterr().out
+    main(["explain", folder, "gopt.stages.add_2.stage1"])
+    assert "values that another pipeline stage reads" in capsys.readouterr().out
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")

@@ -85,7 +85,7 @@ class Runs:
     ],
 )  # fmt: skip
 def test_what_is_no_value_is_refused_and_nothing_runs(data):
-    with pytest.raises(RunError, match="another process has sent what is no value of gopt"):
+    with pytest.raises(RunError, match="another process sent bytes that gopt cannot read"):
         decode(data)
 
 

@@ -55,10 +55,10 @@ def test_files_of_two_ranks_that_were_exchanged_are_refused(folder):
     first.write_bytes(second.read_bytes())
     second.write_bytes(text)
     accept(folder)
-    with pytest.raises(InputError, match=r"rank 0 \(rank_0000.onnx\): its file is that of rank '1'"):
+    with pytest.raises(InputError, match=r"rank 0 \(rank_0000.onnx\): its file was written for rank '1'"):
         gopt.verify(folder, options=QUICK)
     batch = {"x": np.zeros((48, 32), np.float32), "y": np.zeros(48, np.int64)}
-    with pytest.raises(gopt.GoptError, match="its file is that of rank"):
+    with pytest.raises(gopt.GoptError, match="its file was written for rank"):
         gopt.run(folder, batch, 1, settings={"lr": 0.1})
 
 

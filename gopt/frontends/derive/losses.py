@@ -158,7 +158,7 @@ def _class_axis(logits: str, kind: TensorType, axis: int | None) -> int:
         )
     if axis is None and rank > 2:
         raise OptionError(
-            f"{show(logits)} is {kind}: it is ambiguous which of its dimensions is that of the classes",
+            f"{show(logits)} is {kind}: any of its dimensions may be the classes",
             "--class-axis -1 for tokens (batch, length, classes), --class-axis 1 for images (batch, classes, ...)",
         )
     axis = 1 if axis is None else axis

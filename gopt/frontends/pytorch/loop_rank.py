@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from gopt.artifact.manifest_entries import InputKind
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.dcp_pieces import PiecesLoad, PiecesSave, chunks_of, empty_values
 from gopt.frontends.pytorch.state_file import module_values, training_values
 from gopt.ir.load import load as load_graph
 from gopt.ir.tensor import Tensor
@@ -29,16 +30,14 @@ from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor, HeldInput, no_timing
 from gopt.runtime.pytorch.device import device_of_rank
 from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
-from gopt.runtime.pytorch.tensors import array_dtype, array_over, tensor_over, torch_dtype
+from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
 from gopt.runtime.session import Array
-from gopt.runtime.training.checkpoint import Checkpoints
-from gopt.runtime.training.checkpoint_folder import check_checkpoint_folder
+from gopt.runtime.training.checkpoint import Checkpoints, writers
 from gopt.runtime.training.draws import DEFAULT_SEED, DrawnInputs
 from gopt.runtime.training.evaluator import fed_states
 from gopt.runtime.training.fitted_arrays import check_kind, sized
 from gopt.runtime.training.gathered_states import gathered_states
 from gopt.runtime.training.hyper_parameters import refuse_unknown
-from gopt.runtime.training.initial_states import joined
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.loaded_rank import LoadedRank
 from gopt.runtime.training.schedules import default_schedule
@@ -201,11 +200,7 @@ class Rank:
         """Write a checkpoint of gopt, for ``gopt run --resume``, ``merge``, ``reshard`` and ``load``; returns its
         path. ``keep``: how many checkpoints stay in the folder. Raises RunError where it cannot be written."""
         checkpoints = self._checkpoints(folder, keep)
-        check_checkpoint_folder(checkpoints.root, checkpoints.folder)
-        newest = max(checkpoints.steps(), default=self.steps)
-        with checkpoints.open(self._engine, newest):
-            checkpoints.save(self._engine, self.steps, self._rank.held, self._rank.to_host)
-        return checkpoints.path(self.steps)
+        return checkpoints.save_alone(self._engine, self.steps, self._rank.held, self._rank.to_host)
 
     def load(self, folder: PathText, *, step: int | None = None) -> None:
         """Take the states of a checkpoint of gopt, the newest by default; any engine may have written it. Raises
@@ -263,22 +258,29 @@ class Rank:
 
     def save_dcp(self, folder: PathText) -> None:
         """Write a checkpoint of ``torch.distributed.checkpoint``: ``states`` by the names of the source, and ``steps``.
-        Each rank has all states in host memory meanwhile."""
-        dcp.save({"states": self.full_states(), "steps": self.steps}, checkpoint_id=fspath(folder))
+        Each rank writes the pieces of its own states; of states in common the first rank with them."""
+        mine = frozenset(writers(self.manifest, self.number).get(self.number, ()))
+        states = [state for state in self._rank.states if state.input in mine and not state.copy]
+        values = {state.input: self._rank.held[state.input] for state in states}
+        content = {"states": chunks_of(states, self._source_types, values), "steps": self.steps}
+        dcp.save(content, checkpoint_id=fspath(folder), planner=PiecesSave())
 
     def load_dcp(self, folder: PathText) -> None:
-        """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh."""
-        types = self._source_types
-        whole = {
-            name: torch.empty(type.dims, dtype=torch_dtype(numpy_dtype(type.dtype))) for name, type in types.items()
-        }
-        content: dict[str, Any] = {"states": whole, "steps": 0}
-        dcp.load(content, checkpoint_id=fspath(folder))
+        """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh. Each rank reads the pieces of its
+        states."""
+        values: dict[str, torch.Tensor] = {}
+        content: dict[str, Any] = {"steps": 0}
+        entries = (state for rank in self.manifest.ranks for state in self.manifest.states_of(rank))
+        for copies in (False, True)[: 1 + any(state.copy for state in entries)]:  # on all ranks together
+            states = [state for state in self._rank.states if state.copy is copies]
+            values |= (memory := empty_values(states, self._source_types))
+            chunks = chunks_of(states, self._source_types, memory)
+            dcp.load(content, checkpoint_id=fspath(folder), planner=PiecesLoad(chunks))
         self.steps = content["steps"]
-        tensors = {name: Tensor(types[name], array=array_over(value)) for name, value in content["states"].items()}
+        types = {name: self._rank.input_type(name) for name in values}
         self._take({
-            state.input: joined(state.pieces, tensors, self._rank.input_type(state.input))
-            for state in self._rank.states
+            name: value.to(torch_dtype(numpy_dtype(types[name].dtype))).reshape(types[name].dims)
+            for name, value in values.items()
         })  # fmt: skip
 
     # --- evaluation ---

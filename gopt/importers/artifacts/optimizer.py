@@ -81,7 +81,7 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
         if name not in inputs:
             raise UnsupportedError(
                 f"the optimizer graph computes {show(name)}, the {slot} of {update.op_type}",
-                "the inputs of the optimizer must be those of its graph",
+                "let the optimizer read inputs of its graph",
             )
     _check_order([value.name for value in body.input], slots, update.op_type)
     return OrtOptimizer(update, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))

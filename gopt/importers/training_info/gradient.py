@@ -82,7 +82,7 @@ def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
     if list(node.input) != [*xs, *zs]:
         raise UnsupportedError(
             f"Gradient {label} reads {show(', '.join(node.input))}, and differentiates by "
-            f"{show(', '.join([*xs, *zs]))}: a gradient at other values than those of the step",
+            f"{show(', '.join([*xs, *zs]))}: a gradient at other values than the step has",
             "let it read the values that xs and zs name, in that order",
         )
     twice = next((name for index, name in enumerate(xs) if name in xs[:index]), None)

@@ -176,7 +176,7 @@ class _Expansion:
         new: dict[str, str] = {}
         nodes = []
         for node in self.nodes:
-            value = sequences.get(node.outputs[0], "") if node.is_a("SequenceAt") else ""
+            value = sequences.get(node.first_output, "")
             if not value or (node.origin is None and producers.get(value, node).origin is None):
                 nodes.append(node)
             elif node.origin is not None:

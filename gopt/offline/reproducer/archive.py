@@ -134,7 +134,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
     total = sum(entry.file_size for entry in members)
     if total > most:
         raise InputError(
-            f"its files take {total} bytes, those of a file of this size at most {most} (ARCHIVE_FREE, ARCHIVE_GROWTH)",
+            f"its files take {total} bytes, and a file of this size may hold {most} (ARCHIVE_FREE, ARCHIVE_GROWTH)",
             limits.hint("ARCHIVE_FREE", total),
         )
     if len(members) > limits.REPRODUCER_FILES:

@@ -54,7 +54,7 @@ def is_external(tensor: TensorProto) -> bool:
 def tensor_bytes(tensor: TensorProto) -> int:
     """Bytes of the value; raises InputError for sizes that no tensor has."""
     if any(size < 0 for size in tensor.dims) or len(tensor.dims) > limits.DIMENSIONS:
-        raise InputError(f"the shape of tensor {show(tensor.name)} is none")
+        raise InputError(f"tensor {show(tensor.name)} has no valid shape")
     return nbytes(dtype_name(tensor.data_type), math.prod(tensor.dims))
 
 

@@ -63,7 +63,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
     if micro_batches == 1:
         if text:
             raise OptionError(
-                f"pipeline: schedule {show(text)} orders micro-batches, and a step has one", "add --accumulate 4"
+                f"pipeline: schedule {show(text)} orders micro-batches, and a step has one", "add --micro-batches 4"
             )
         return None
     if not text or is_name(text):
@@ -75,7 +75,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
             if size != due:
                 raise OptionError(
                     f"schedule {show(text)} is for {size} {what}, and there are {due}",
-                    "give the axis pp and --accumulate the sizes of the file",
+                    "give the axis pp and --micro-batches the sizes of the file",
                 )
     simulate(schedule)
     return schedule

@@ -157,12 +157,16 @@ def _remade(program: SpmdProgram) -> set[str]:
 
 
 def _beside(program: SpmdProgram) -> set[str]:
-    """The values read by another stage of the same member, whose backward runs at another time."""
-    stages = program.value_stages
-    return {
-        name for node in program.graph.nodes if not transfers(node) and node.first_output in stages
-        for name in node.reads if name in stages and stages[name] != stages[node.first_output]
-    }  # fmt: skip
+    """The values read by another stage of the same member, and the results of such readers: the backward of another
+    stage runs at another time, so neither side can rely on copies or gathers of the other."""
+    stages, result = program.value_stages, set[str]()
+    for node in program.graph.nodes:
+        if transfers(node) or node.first_output not in stages:
+            continue
+        stage = stages[node.first_output]
+        if others := {name for name in node.reads if name in stages and stages[name] != stage}:
+            result.update(others, node.outputs)
+    return result
 
 
 def _repeatable(node: Node, results: set[str]) -> bool:

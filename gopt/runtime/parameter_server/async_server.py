@@ -239,7 +239,7 @@ class AsyncServer:
     def _table(self, message: Message) -> TableState:
         if message.key not in self.tables:
             raise RunError(
-                f"server {self.number} received {message.header} for table {message.key}, of which it has no part"
+                f"server {self.number} received {message.header} for table {message.key}, and has no part of the table"
             )
         return self.tables[message.key]
 

@@ -194,7 +194,7 @@ class RunRecord:
         done, steps = max(ended.values(), default=self.job.steps), self.job.steps
         if done > steps or (done < steps and self.job.stop is None):
             raise InputError(
-                f"{name}: job.steps is {steps}, and the messages are those of {done} steps",
+                f"{name}: job.steps is {steps}, and the messages end after {done} steps",
                 "the record was edited: record the run again",
             )
 

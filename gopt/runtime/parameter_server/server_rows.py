@@ -42,7 +42,7 @@ def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, StoredRo
 def part_of(parts: Mapping[int, StoredRows], table: int, trainer: int) -> StoredRows:
     """A server's part of the table named by a trainer; raises RunError for a server without a part."""
     if table not in parts:
-        raise RunError(f"trainer {trainer} names rows of table {table}, of which this server has none")
+        raise RunError(f"trainer {trainer} names rows of table {table}, and this server has no part of the table")
     return parts[table]
 
 

@@ -5,6 +5,7 @@ follows the values of a step, nodes are computed in turn instead."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +28,7 @@ from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
-from gopt.runtime.pytorch.interpreter import Body, Interpreter, Scope, UntraceableError, check_known
+from gopt.runtime.pytorch.interpreter import NOT_DETERMINISTIC, Body, Interpreter, Scope, UntraceableError, check_known
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
@@ -66,7 +67,7 @@ class TorchSegment:
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
+        self.title = segment.title
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
@@ -85,6 +86,9 @@ class TorchSegment:
         except GoptError:
             raise
         except Exception as error:  # its exceptions have no common base
+            if NOT_DETERMINISTIC in str(error):  # of a trace: nodes in turn name the operator
+                with torch.no_grad():
+                    self._computed(Interpreter(self._opset, self._device, traced=False), [])(*operands)
             raise RunError(f"PyTorch fails in {self.title}: {first_line(error)}") from error
         return dict(zip(self.outputs, results, strict=True))
 
@@ -242,6 +246,13 @@ class TorchHost(TorchDevice):
 
     def view(self, value: torch.Tensor) -> Array:
         return array_over(value)
+
+
+def use_deterministic() -> None:
+    """Compute by deterministic algorithms alone from now on, in this process, before the first work on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
 def device_of_rank(compiled: bool | None = None, name: str | None = None) -> TorchDevice:

@@ -30,6 +30,10 @@ MOST_TURNS = 4096
 """Turns up to which a loop is written out in a trace."""
 
 
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+"""In the errors of PyTorch's deterministic algorithms."""
+
+
 class UntraceableError(Exception):
     """A result depends on the values of a step: the nodes are run, and not traced."""
 
@@ -130,7 +134,15 @@ class Interpreter:
             return [(value, True) for value in self._called(record, node, operands)]
 
     def _called(self, record: Operator, node: Node, operands: Sequence[Any]) -> tuple[Any, ...]:
-        return called(record, torch, operands, node.attributes, self._opset, len(node.outputs))
+        try:
+            return called(record, torch, operands, node.attributes, self._opset, len(node.outputs))
+        except RuntimeError as error:
+            if NOT_DETERMINISTIC not in str(error):
+                raise
+            raise UnsupportedError(
+                f"PyTorch has no deterministic form of {node.op_type} ({show(node.label)}) on {self._device}",
+                "run it without --deterministic",
+            ) from error
 
     def _operand(self, record: Operator, place: int, name: str, scope: Scope, fixed: bool) -> Any:
         if not name:

@@ -159,6 +159,18 @@ class Checkpoints:
             engine.gather(None)  # the first rank has removed its files: from now on ranks may end the job
             raise refused.args[0] from refused
 
+    def save_alone(
+        self, engine: Agreement, step: int, values: Mapping[str, Any], to_host: Callable[[Any], Array]
+    ) -> Path:
+        """Write a checkpoint outside a run; every rank calls this function. Returns the path.
+
+        The first rank alone looks for the lock of another job: for the others a lock may be the first rank's. Raises
+        RunError as ``open`` and ``save``, and OptionError for a folder of ranks."""
+        check_checkpoint_folder(self.root, self.folder)
+        with self.open(engine, max(self.steps(), default=step)):
+            self.save(engine, step, values, to_host)
+        return self.path(step)
+
     def _save(
         self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack, best: BestEntry | None
     ) -> None:

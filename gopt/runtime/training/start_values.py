@@ -147,7 +147,7 @@ def _start_error(mismatch: StartDifference) -> RunError:
     return RunError(
         f"{mismatch.who} and rank {mismatch.first} start with different values of {mismatch.state!r}, which they hold "
         f"in common along {mismatch.axis}",
-        f"give all the same files, or take those of rank {mismatch.first} with --sync-init {mismatch.axis}",
+        f"give all the same files, or take the values of rank {mismatch.first} with --sync-init {mismatch.axis}",
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import STEPWISE
+from gopt.operators.kinds import CASTS, STEPWISE
 from gopt.verification.gradient_check.computed_weights import reached, read_by
 from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, Slopes, directions, measure
 from gopt.verification.gradient_check.forward import CheckedForward, Values
@@ -40,6 +40,8 @@ FEW = 30
 """Readings up to which three at a time are tried, and all pairs are measured."""
 _STEPS = STEPWISE | {"Clip"}
 """Functions that backwards pass straight through."""
+_QUANTIZES, _DEQUANTIZES = CASTS | {"QuantizeLinear"}, CASTS | {"DequantizeLinear"}
+"""Into whole numbers, and back."""
 
 
 @dataclass
@@ -239,9 +241,9 @@ def _through(graph: Graph, node: Node, sources: dict[str, str]) -> Iterator[Stop
     """A node that a backward may pass straight through; ``sources``: value of another type -> the origin."""
     output, operand = node.first_output, node.inputs[0] if node.inputs else ""
     floating, before = graph.type_of(output).dtype in FLOATS, graph.type_of(operand).dtype in FLOATS
-    if node.is_a("Cast", "QuantizeLinear") and before and not floating:
+    if node.is_in(_QUANTIZES) and before and not floating:
         sources[output] = operand
-    elif node.is_a("Cast", "DequantizeLinear") and floating and operand in sources:
+    elif node.is_in(_DEQUANTIZES) and floating and operand in sources:
         yield Stop(output, 0, sources[operand], through=True)
     elif node.is_in(_STEPS) and floating:
         yield Stop(output, 0, operand, through=True)

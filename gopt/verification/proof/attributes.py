@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,11 +19,19 @@ def frozen(node: Node, apart: Collection[str] = ()) -> Hashable:
 
 
 @cache
+def _schemas() -> Mapping[str, Sequence[onnx.defs.OpSchema]]:
+    """The schemas of all versions of each operator."""
+    result: dict[str, list[onnx.defs.OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        result.setdefault(schema.name, []).append(schema)
+    return result
+
+
+@cache
 def _defaults(op_type: str) -> dict[str, tuple[str, Hashable]]:
     """The common defaults of attributes of all versions of an operator."""
-    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
     result: dict[str, tuple[str, Hashable]] = {}
-    for schema in schemas:
+    for schema in _schemas().get(op_type, ()):
         for name, attribute in schema.attributes.items():
             value = onnx.helper.get_attribute_value(attribute.default_value) if attribute.default_value.name else None
             pair = name, _frozen(value.decode() if isinstance(value, bytes) else value)

@@ -14,7 +14,7 @@ from functools import cache, reduce
 from itertools import pairwise
 from math import prod
 from operator import or_
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
@@ -59,6 +59,8 @@ _FINITE = frozenset({
 count that is kept from zero is one, and so is any whole number."""
 _FLAG = Fraction(1, 1 << 20)
 """The least coefficient of a flag in a count: a smaller one may round to zero."""
+_PLACED = frozenset({VIEW, FLAT, TAKE})
+"""The same elements in another place or shape."""
 _FEW = 4
 """Operands up to which an expression is hashed with its attributes."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
@@ -184,6 +186,9 @@ class Elements:
         self._direct: list[bool] = []
         """Whether an expression is no other view, part or row of expressions."""
         self._traits: list[int] = []
+        self._facts: tuple[list[Any], ...] = (
+            self.varies, self.finite, self._counts, self._ranged, self._direct, self._traits,
+        )  # fmt: skip
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
@@ -208,20 +213,37 @@ class Elements:
         number = self._numbers.setdefault(expression, len(self.all))
         if number == len(self.all):
             of = of or operands
-            number_of = never_zero or op in _FINITE
             self.all.append(expression)
-            self.varies.append(self.varies[of[0]] if len(of) == 1 else NOWHERE.union(*map(self.varies.__getitem__, of)))
+            axes = NOWHERE
+            for row in map(self.varies.__getitem__, of):
+                if row is not axes and row:
+                    axes = row if not axes else axes | row
+            self.varies.append(axes)
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
-            self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, of))))
+            finite = (never_zero or op in _FINITE) and all(map(self.finite.__getitem__, of))
+            self.finite.append(whole or finite)
             count = elements(shape)
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
             plain = number == ONE or (op == LINEAR and operands in ((), (ONE,)))
             self._ranged.append((count != 1 or inner == FLAT) and not plain)
-            self._direct.append(op not in (VIEW, FLAT, TAKE))
+            self._direct.append(op not in _PLACED)
             traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
-            inside = of if op in (LINEAR, VIEW, TAKE, FLAT) else ()
-            self._traits.append(reduce(or_, map(self._traits.__getitem__, inside), traits))
+            if op == LINEAR or op in _PLACED:
+                traits = reduce(or_, map(self._traits.__getitem__, of), traits)
+            self._traits.append(traits)
+        return number
+
+    def repeated(self, like: int, operands: tuple[int, ...]) -> int:
+        """An expression as another one, of operands with the facts of the other's: equal axes, and of one kind."""
+        op, attributes, inner, shape = self.all[like]
+        kind = _LongExpression if len(inner) > _FEW else Expression
+        expression = tuple.__new__(kind, (op, attributes, operands, shape))
+        number = self._numbers.setdefault(expression, len(self.all))
+        if number == len(self.all):
+            self.all.append(expression)
+            for facts in self._facts:
+                facts.append(facts[like])
         return number
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:

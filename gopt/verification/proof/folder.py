@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gopt.analysis.training import TrainingGraph
-from gopt.artifact.graph_check import check_rank
+from gopt.artifact.graph_check import CheckedRanks, check_rank
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
@@ -86,7 +86,7 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     ranks, programs, loaded = [], [], []
     arrays: Held = {}
     files: Mapping[str, str] = {}
-    alike, plain, checked = AlikeFiles(), set[int](), set[Hashable]()
+    alike, plain, checked = AlikeFiles(), set[int](), CheckedRanks()
     for number, entry in enumerate(manifest.ranks, 1):
         if entry.files != files:  # trainers have one file
             graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files

@@ -1,14 +1,13 @@
-"""The sweep over one graph of ranks that hold the same expressions, from call to call."""
+"""The sweep over a graph of ranks with the same expressions, from call to call."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import ChainMap
 from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
@@ -21,9 +20,9 @@ from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plai
 from gopt.verification.proof.selections import Runs
 
 RANGE = -1
-"""In front of a node's operands: the results on whole operands, of a node that ranks apply to ranges."""
+"""In front of a node's operands: the results on whole operands, of a node on ranges."""
 UNDEFINED = "undefined"
-"""Leaves for results of calls that a rank has no value of."""
+"""Leaves for results of calls without a value on a rank."""
 
 
 class UnpairedCall(Exception):
@@ -37,7 +36,7 @@ class UnpairedCall(Exception):
 Values = dict[str, int]
 """Name of a value -> the number of its expression."""
 SweptValues: TypeAlias = MutableMapping[str, int]
-"""The same on a rank, which may share most values with another."""
+"""The same on a rank; most values may be shared with another."""
 
 
 def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
@@ -80,7 +79,7 @@ class NodeOrder:
         return {position: group for group in groups for position in group.positions}
 
     def names(self, front: int) -> list[str]:
-        """The values that the nodes in front make."""
+        """The results of the nodes in front."""
         if front not in self._names:
             self._names[front] = [name for name, position in self.made.items() if position < front]
         return self._names[front]
@@ -90,27 +89,40 @@ class NodeOrder:
         return any(position < front for position in self.readers.get(name, ()))
 
 
-class _Followed(ChainMap[str, int]):
-    """The values of a rank in front of its leader's; ``ranges``: values without a reader so far, by name."""
+class _Followed(MutableMapping[str, int]):
+    """The values of a rank: its own in front of its leader's.
+
+    ``ranges``: name -> the group of the value's node, and the ranges, values and shape of the results, for values
+    without a reader so far."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
-        super().__init__(own, leaders)
-        self.expressions, self.ranges = expressions, dict[str, tuple[Runs, tuple[int, ...], Shape]]()
+        self.own, self.leaders, self.expressions = own, leaders, expressions
+        self.ranges = dict[str, tuple[Group, Runs, Sequence[tuple[int, ...]], Shape]]()
 
     def __getitem__(self, name: str) -> int:
-        own, leaders = self.maps
-        if name in own:
-            return own[name]
+        number = self.own.get(name)
+        if number is not None:
+            return number
         if name in self.ranges:
-            own[name] = self.expressions.apply(FLAT, *self.ranges.pop(name))
-            return own[name]
-        return leaders[name]
+            group, spans, wholes, shape = self.ranges.pop(name)
+            self.own[name] = number = self.expressions.apply(FLAT, spans, wholes[group.names.index(name)], shape)
+            return number
+        return self.leaders[name]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        own, leaders = self.maps
-        if name in own:
-            return own[name]
-        return self[name] if name in self.ranges else leaders.get(name, default)
+    def __setitem__(self, name: str, number: int) -> None:
+        self.own[name] = number
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("values of a rank stay")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**dict.fromkeys(self.leaders), **dict.fromkeys(self.own)})
+
+    def __len__(self) -> int:
+        return len({*self.leaders, *self.own})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.leaders
 
 
 @dataclass(slots=True, eq=False)
@@ -127,15 +139,15 @@ class RankSweep:
     """Earlier ranks with the same nodes in front: of these, this sweep reads only nodes with other operands."""
     order: NodeOrder | None = None
     front: int = 0
-    """The number of nodes that are the leader's."""
+    """The number of the leader's nodes."""
     fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
     """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
     repeats: Repeats | None = None
-    """Of the source: groups of nodes that it has again and again."""
+    """Of the source: groups of nodes again and again."""
     undefined: set[int] = field(default_factory=set)
-    """The results of calls that this rank has no value of."""
+    """The results of calls without a value on this rank."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
@@ -148,7 +160,7 @@ class RankSweep:
         self.leader, self.order, self.front = leader, order, front
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
         self.reader.follow(leader.reader.widened)
-        self._note(self.values.maps[0])
+        self._note(self.values.own)
         return True
 
     def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
@@ -165,19 +177,19 @@ class RankSweep:
                 values = {name: leader.values[name] for name in done}
                 leader.fronts[self.at] = values, leader.reader.casts(values)
             values, casts = leader.fronts[self.at]
-            self.values.maps[1] = values
+            self.values.leaders = values
             self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:
-        """Store values, and note the readers of those that are unlike the leader's."""
+        """Store values, and note the readers of values unlike the leader's."""
         assert self.order is not None
         for name, number in values.items():
             self._store(name, number, self.order.readers)
 
     def _store(self, name: str, number: int, readers: Mapping[str, Iterable[int]]) -> None:
-        assert self.leader is not None
+        assert self.leader is not None and isinstance(self.values, _Followed)
         if self.leader.values.get(name) != number:
-            self.values[name] = number
+            self.values.own[name] = number
             for position in readers.get(name, ()):
                 heappush(self.changed, position)
 
@@ -232,7 +244,7 @@ class RankSweep:
         key = shape, *operands
         wholes = group.wholes.get(key) if spans and not self.undefined else None
         if wholes is not None and isinstance(self.values, _Followed):
-            self.values.ranges |= {name: (spans, row, shape) for name, row in zip(group.names, wholes)}
+            self.values.ranges.update(dict.fromkeys(group.names, (group, spans, wholes, shape)))
             for name in group.readers:
                 self._store(name, self.values[name], group.readers)
             return
@@ -269,7 +281,7 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        """The expressions of the operands of a node. Raises UnpairedCall for an undefined value."""
         numbers = tuple([self.values[name] for name in names])
         if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
@@ -277,7 +289,7 @@ class RankSweep:
         return numbers
 
     def without(self, node: Node) -> list[int]:
-        """The results of a call that are undefined on this rank."""
+        """The undefined results of a call on this rank."""
         results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
         self.undefined.update(results)
         return results

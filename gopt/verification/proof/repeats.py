@@ -34,12 +34,12 @@ WholesOfRanges: TypeAlias = dict[tuple[bytes | None, ...], dict[Hashable, list[t
 class _Program:
     """The expressions of a group: positions count the values of the group, ``constants``, and ``steps``.
 
-    ``steps``: the number in the first group, and the positions of the operands. ``results``: the position of a node's
-    result, and the law."""
+    ``steps``: the number in the first group, the positions of the operands, and whether these ascend. ``results``: of
+    each node the positions of result and operands, and the law."""
 
     constants: list[int]
-    steps: list[tuple[int, list[int]]]
-    results: list[tuple[int, Law | None]]
+    steps: list[tuple[int, list[int], bool]]
+    results: list[tuple[int, list[int], Law | None]]
 
 
 class Repeats:
@@ -62,10 +62,10 @@ class Repeats:
             if key is not None and key not in self._programs:
                 self._programs[key] = self._program(group, numbers, values)
             return
-        for node, (position, law) in zip(group, program.results):
-            operands = tuple([values[name] for name in node.inputs])
-            values[node.outputs[0]] = results[position]
-            self.expressions.note(node.encoded, law, operands, results[position])
+        note = self.expressions.note
+        for node, (position, operands, law) in zip(group, program.results):
+            values[node.outputs[0]] = result = results[position]
+            note(node.encoded, law, tuple([results[at] for at in operands]), result)
 
     def _kind(self, group: Sequence[Node], values: Mapping[str, int]) -> tuple[Hashable, list[int]]:
         """A key of groups with equal expressions of further values, and the values; None for values with laws."""
@@ -125,21 +125,24 @@ class Repeats:
         laws = []
         for node, result in zip(group, results):
             operands = tuple([values[name] for name in node.inputs])
-            laws.append((positions[result], expressions.law_of(record_of(node), operands, result)))
+            law = expressions.law_of(record_of(node), operands, result)
+            laws.append((positions[result], [positions[number] for number in operands], law))
         return _Program(
-            constants, [(number, [positions[at] for at in rows[number].operands]) for number in steps], laws
-        )
+            constants,
+            [(number, [positions[at] for at in rows[number].operands],
+              rows[number].op in _ORDERED and len(rows[number].operands) > 1) for number in steps],
+            laws,
+        )  # fmt: skip
 
     def _numbered(self, program: _Program, numbers: Sequence[int]) -> list[int] | None:
         """The values of a group by position; None where a sum or a product has another order."""
-        values, origins = [*numbers, *program.constants], self.reader.table.origins
-        for like, positions in program.steps:
-            op, attributes, _, shape = self.expressions.all[like]
-            operands = [values[position] for position in positions]
-            if op in _ORDERED and len(operands) > 1 and operands != sorted(operands):
+        values, origins, repeated = [*numbers, *program.constants], self.reader.table.origins, self.expressions.repeated
+        for like, positions, ordered in program.steps:
+            operands = tuple([values[position] for position in positions])
+            if ordered and list(operands) != sorted(operands):
                 return None
-            values.append(self.expressions.apply(op, attributes, operands, shape))
-            if like in origins:
+            values.append(repeated(like, operands))
+            if not ordered and like in origins:
                 origins.setdefault(values[-1], origins[like])
         return values
 

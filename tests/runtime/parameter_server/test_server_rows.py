@@ -40,7 +40,7 @@ def test_rows_that_are_not_there_are_refused() -> None:
     part = table_parts([ENTRY], 0)[0]
     with pytest.raises(RunError, match="trainer 1 names row 2 of this part of table t, which has 2 rows"):
         rows_answer(part, np.zeros((2, 2), "f4").__getitem__, asked(0, 2))
-    with pytest.raises(RunError, match="of which this server has none"):
+    with pytest.raises(RunError, match="this server has no part of the table"):
         part_of({}, 0, 1)
     for ids, what in (([0, 2], "row 2"), ([1, 0], "unsorted rows"), ([1, 1], "unsorted rows")):
         with pytest.raises(RunError, match=what):

@@ -1,11 +1,14 @@
 """Segments as traces: once for each shape, with the results of nodes that are computed in turn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import helper
 from runtime_graphs import make
 
-from gopt.errors import RunError
+from gopt.errors import RunError, UnsupportedError
+from gopt.operators.table import OPERATORS
 from gopt.runtime.executor import Executor
 
 pytestmark = pytest.mark.torch
@@ -25,6 +28,24 @@ def test_a_segment_is_traced_once_for_each_shape(tmp_path, monkeypatch):
         x = np.random.default_rng(rows).standard_normal((rows, 2)).astype(np.float32)
         np.testing.assert_allclose(program.run({"x": x})["y"], np.exp(x), rtol=1e-6)
     assert len(traced) == 2
+
+
+@pytest.mark.parametrize("execution", ["NODES", "TRACE"])
+def test_an_operator_without_a_deterministic_form_is_refused_by_name(execution, tmp_path, monkeypatch):
+    put = replace(OPERATORS["Neg"], torch=lambda t, settings, x: t.zeros(2).put_(t.tensor([0, 0]), x))
+    graph = make(
+        tmp_path, [helper.make_node("Neg", ["x"], ["y"], name="last")], {"x": ("float32", [2])}, {"y": ("float32", [2])}
+    )
+    monkeypatch.setitem(OPERATORS, "Neg", put)
+    program = Executor(graph, device.TorchHost("cpu", device.Execution[execution]).sessions())
+    feeds = {"x": np.ones(2, np.float32)}
+    assert program.run(feeds)["y"].shape == (2,)
+    device.use_deterministic()
+    try:
+        with pytest.raises(UnsupportedError, match=r"no deterministic form of Neg \('last'\) on cpu"):
+            program.run(feeds)
+    finally:
+        device.torch.use_deterministic_algorithms(False)
 
 
 def test_an_error_of_pytorch_names_the_segment(tmp_path):

@@ -58,6 +58,14 @@ def test_torchrun_starts_ranks_and_a_resumed_run_is_exact(tmp_path):
     assert differing(states(tmp_path / "whole"), states(tmp_path / "parts"), 0.0) == []
 
 
+def test_two_deterministic_runs_have_equal_bits(tmp_path):
+    folder = written("cnn_sgd", "shard=2", tmp_path, stage=2)
+    for out in ("one", "other"):
+        done = run(folder, tmp_path / out, "--engine", "torch", "--launch", "2", "--deterministic")
+        assert done.returncode == 0, done.stderr
+    assert differing(states(tmp_path / "one"), states(tmp_path / "other"), 0.0) == []
+
+
 def test_states_are_evaluated_by_pytorch(tmp_path, monkeypatch):
     folder = sharded(tmp_path, "shard=1")  # traces are not for threads
     np.savez(tmp_path / "data.npz", **arrays(24, 0))

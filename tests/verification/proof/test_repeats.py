@@ -8,6 +8,7 @@ import pytest
 from test_proof_prove import SETS, SPLIT_SETS, sharded
 
 from gopt.verification.proof.expected import SourceSweep
+from gopt.verification.proof.expressions import Elements
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.repeats import Repeats
@@ -41,3 +42,24 @@ def test_a_group_has_the_expressions_it_has_by_the_laws(
     monkeypatch.setattr(SourceSweep, "run", both)
     assert Prover(folder_relation(tmp_path / "ranks")).run().proven
     assert any(repeated)
+
+
+def test_an_expression_like_another_has_the_facts_it_has_by_its_operands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sharded("gpt_adamw", SETS["all"], tmp_path / "ranks")
+    repeated, compared = Elements.repeated, list[int]()
+
+    def both(self: Elements, like: int, operands: tuple[int, ...]) -> int:
+        number = repeated(self, like, operands)
+        expression = self.all[number]
+        del self._numbers[expression]
+        again = self.apply(*expression)
+        self._numbers[expression] = number
+        assert [facts[again] for facts in self._facts] == [facts[number] for facts in self._facts]
+        compared.append(number)
+        return number
+
+    monkeypatch.setattr(Elements, "repeated", both)
+    assert Prover(folder_relation(tmp_path / "ranks")).run().proven
+    assert compared
