@@ -290,6 +290,40 @@ def test_a_value_is_drawn_on_one_stage(tmp_path):
 def test_numbers_drawn_from_nothing_are_sent_to_readers(tmp_path):
     gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2).write(tmp_path / "ranks")
     assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+    assert gopt.prove(tmp_path / "ranks").proven
+
+
+def test_a_second_draw_of_the_same_name_is_not_taken_for_the_first(tmp_path):
+    """The backward of a stage draws its mask again, or the other stage does, under the name of the forward's draw."""
+    folder = tmp_path / "ranks"
+    gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2, prove=False).write(folder)
+    forward = onnx.load(folder / "rank_0000.forward.onnx", load_external_data=False).graph
+    (drawing,) = (node for node in forward.node if node.op_type == "RandomUniform")
+    (mask,) = (node for node in forward.node if drawing.output[0] in node.input)
+
+    def draw_again(model: ModelProto) -> None:
+        graph = model.graph
+        for node in graph.node:
+            node.input[:] = ["again" if name == mask.output[0] else name for name in node.input]
+        for copied in (mask, drawing):
+            graph.node.insert(0, copied)
+        graph.node[1].output[0] = "again"
+        known = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(t for t in forward.initializer if t.name in mask.input and t.name not in known)
+
+    edit_file(folder / "rank_0000.backward.onnx", draw_again)
+    with pytest.raises(UnsupportedError, match="draws 'draw_0' in forward and again in backward"):
+        gopt.prove(folder)
+
+    gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2, prove=False).write(folder, force=True)
+
+    def draw_too(model: ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["draw_0" if name == "draw_1" else name for name in node.input]
+            node.output[:] = ["draw_0" if name == "draw_1" else name for name in node.output]
+
+    edit_file(folder / "rank_0001.forward.onnx", draw_too)
+    assert not gopt.prove(folder).proven
 
 
 # --- planted errors ---
