@@ -17,8 +17,8 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, transfers, with_common
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_actions import Part, StageActions, with_common
+from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
 

@@ -39,7 +39,7 @@ def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
     Requires: no sharding yet. The forward is cut in the order of first readers of parameters; a parameter read by
     several stages belongs to the first. The pass stage-transfers places all nodes accordingly.
     """
-    members = dict(program.mesh.axes).get(PIPELINE, 1)
+    members = program.mesh.along(PIPELINE)
     if members == 1:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
     training, schedule = program.source, _schedule(options.schedule, members, program.micro_steps)
@@ -83,7 +83,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
 
 def needed(program: SpmdProgram) -> str:
     """Return the reason why a step needs this pass, or ''."""
-    stages = dict(program.mesh.axes).get(PIPELINE, 1)
+    stages = program.mesh.along(PIPELINE)
     return f"nothing else cuts the step into {stages} stages" if stages > 1 else ""
 
 

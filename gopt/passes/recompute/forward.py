@@ -16,7 +16,8 @@ from gopt.operators.kinds import MAY_DRAW, SUMS, VIEWS
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import stage_actions, transfers
+from gopt.spmd.stage_actions import stage_actions
+from gopt.spmd.stage_plan import transfers
 
 _LONGEST = 64
 """A block has at most this many parts between two cuts."""
