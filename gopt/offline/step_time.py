@@ -17,6 +17,7 @@ from gopt.records.placements import OnMember
 from gopt.records.topology import Topology
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.traffic import calls_of
 
 
