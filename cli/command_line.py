@@ -20,9 +20,9 @@ CONFIGURATIONS = {"config", "relation", "server_map"}
 OUTPUTS = {
     "output", "certificate", "print_dir", "checkpoint", "log", "trace", "state_dict", "dcp", "record", "tensorboard",
 }  # fmt: skip
-LEFT_OUT = {"check", "state", "data", "replay", "eval_data"}
+LEFT_OUT = {"check", "state", "data", "replay", "eval_data", "calibrate"}
 """Options whose files are values or code of the user: they are in no reproducer."""
-NAMES_OR_FILES = {"schedule"}
+NAMES_OR_FILES = {"schedule", "device"}
 """Options with a known name, which a reproducer has, or a file of the user."""
 COMMANDS = ("shard", "split", "prove", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,6 +50,14 @@ from .server_options import MODES, trainers_option
     help="With --device: the micro-batches of a step.  [default: as many as let all meshes of --ranks read the same "
     "samples; with --mesh and pp, several]",
 )
+@click.option(
+    "--calibrate",
+    metavar="TRACE",
+    help="Fit the figures of a device to the trace of gopt run DIR --trace; MODEL is DIR, and -o the file.",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", help="With --calibrate: the file of the device.  [default: device.json]"
+)
 @click.option("--config", metavar="FILE", help="Read [mesh], [axes] and [roles] from this gopt.toml.")
 @click.option("--wide", is_flag=True, help="Show every column, however narrow the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -79,6 +88,8 @@ def command(model: str, **args: Any) -> None:
     With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
     Meshes with pipeline stages (pp), schedules and micro-batches are compared too, and recompute where nothing fits.
 
+    --calibrate writes the file of a device: shard the step in some way, run it with --trace, and give folder and trace.
+
     With --trainers and --servers it compares how parameters are cut and placed on servers, for the given number of
     servers, half and twice as many: bytes of each server, traffic of a trainer and of the busiest server.
 
@@ -89,6 +100,7 @@ def command(model: str, **args: Any) -> None:
           --link shard=200GB/s:5us,dp=25GB/s:10us
       gopt plan step.onnx --ranks 64 --link 8x200GB/s:5us,25GB/s:10us
       gopt plan step.onnx --ranks 64 --memory 80GB --device h100
+      gopt plan step.ranks --calibrate trace.json -o mine.json
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
     from gopt import api
@@ -100,6 +112,11 @@ def command(model: str, **args: Any) -> None:
     from .render_progress import progress
 
     ranks, mesh, link = args["ranks"], args["mesh"], args["link"]
+    if args["calibrate"] is not None:
+        _calibrate(model, args)
+        return
+    if args["output"] is not None:
+        raise OptionError("--output has no effect without --calibrate", "a plan writes nothing")
     if args["micro_batches"] is not None and args["device"] is None:
         raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
     servers = plans_servers(args)
@@ -130,3 +147,20 @@ def command(model: str, **args: Any) -> None:
         shown = str(result.mesh) if result.mesh is not None else ""
         device = "" if result.device is None else f" --device {args['device']}"
         render_plan(shown, result.memory, result.choices, result.remarks, device, every_column=args["wide"])
+
+
+def _calibrate(folder: str, args: dict[str, Any]) -> None:
+    """Write the file of a device."""
+    from gopt.system.files import write_new
+    from gopt.verbs.calibrate import calibrate
+
+    for name in ("ranks", "mesh", "memory", "link", "device", "bucket_mb", "micro_batches", "trainers", "servers"):
+        if args[name] is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise OptionError(f"--calibrate takes no {flag}", f"leave out {flag}")
+    target = Path(args["output"] or "device.json")
+    if target.suffix != ".json":
+        raise OptionError(f"a device is written as JSON, not to {target.name}", "call it mine.json")
+    device = calibrate(folder, args["calibrate"], name=target.stem)
+    write_new(target, json.dumps(device.to_json(), indent=1).encode() + b"\n")
+    click.echo(f"written to {target}; gopt plan step.onnx --ranks 2 --device {target} times steps with it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from rich.text import Text
 
 from gopt.artifact.pass_facts import BucketFacts, buckets
 from gopt.artifact.report_groups import total
-from gopt.artifact.report_record import Report
+from gopt.artifact.report_record import RankUsage, Report
+from gopt.records.mesh import PIPELINE
+from gopt.records.pass_facts import PassRecord
 from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 from gopt.text.sanitize import clean_line, listed
 
@@ -118,6 +120,8 @@ def render_report(report: Report, output: Path | None) -> None:
     out = console()
     render_before_after(out, report.source.file, report.mesh.axes, report.pipeline, report.before_after)
     _render_buckets(out, buckets(report.pipeline))
+    for line in _stages(report.pipeline):
+        out.print(line)
     _render_ranks(out, report)
     if report.choice is not None:
         choice = report.choice
@@ -212,6 +216,14 @@ def _render_ranks(out: Console, report: Report) -> None:
     print_left(out, len(groups) - shown, "kinds of ranks", "report.json")
 
 
+def _stages(passes: Sequence[PassRecord]) -> Iterator[str]:
+    """The parameters of each pipeline stage."""
+    for facts in (record.facts for record in passes if record.name == "pipeline" and record.facts):
+        sizes = zip(facts["parameters"], facts["elements"])
+        texts = [f"{number} has {count} of {elements:,} elements" for number, (count, elements) in enumerate(sizes)]
+        yield f"parameters of pipeline stages: {', '.join(texts)}"
+
+
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
     """Each figure, with a bound or another number for comparison."""
     traffic, calls, casts = report.figures.traffic, report.figures.calls, report.figures.casts
@@ -224,7 +236,7 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
             f"{traffic.ratio:.3f} × minimum",
             f"{format_bytes(traffic.sent)} sent, minimum {format_bytes(traffic.bound)}",
         ),
-        ("calls", str(calls.count), _least(calls.packing_bound, calls.count)),
+        ("calls", str(calls.count), _least(calls.packing_bound, calls.count) + _beside(report.ranks)),
         ("balance", f"{balance:.3f}", f"max / mean of {uneven.replace('_', ' ')}"),
         ("overlap", f"{overlap.hidden_share:.0%} overlapped", kinds or "no calls"),
     ]
@@ -234,6 +246,13 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
         rest = f", {casts.in_forward} left in the forward" if casts.in_forward else ""
         rows.append(("casts", str(casts.per_update), f"{casts.owned_tensors} owned tensors{rest}"))
     return rows
+
+
+def _beside(ranks: Sequence[RankUsage]) -> str:
+    """The messages between pipeline stages, not counted as calls."""
+    counts = [sum(call.calls for call in rank.communication if call.group == PIPELINE) for rank in ranks]
+    messages = max(counts, default=0)
+    return f"; beside {messages} sends and receives of a rank" if messages else ""
 
 
 def _least(bound: int, count: int) -> str:

@@ -13,7 +13,7 @@ import gopt
 PAGE = Path(__file__).parent / "api.md"
 VERBS = (
     "load", "shard", "split", "prove", "check_certificate", "verify", "run", "inspect", "explain", "report", "diff",
-    "plan", "merge", "provenance", "save_state_dict", "reshard", "seal",
+    "plan", "calibrate", "merge", "provenance", "save_state_dict", "reshard", "seal",
     "unchecked", "export", "derive", "import_step",
     "golden_update", "golden_check",
 )  # fmt: skip

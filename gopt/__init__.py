@@ -15,6 +15,7 @@ of ranks, or a ``Mesh``.
     report    write one HTML page of an output folder
     diff      compare two models, output folders or checkpoints
     plan      compare meshes, stages, partitions and bucket sizes
+    calibrate  fit the figures of a device to a trace, for plan
     merge     write one model from ranks
     provenance         tell which bytes of which file make each state
     save_state_dict    write what PyTorch's load_state_dict takes
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from gopt.frontends.derive.options import DeriveOptions
     from gopt.parameter_server.options import SplitOptions
     from gopt.records.mesh import Mesh
+    from gopt.verbs.calibrate import calibrate
     from gopt.verbs.derive import derive
     from gopt.verbs.export import export
     from gopt.verbs.folders import diff, explain, merge, provenance, reshard, save_state_dict
@@ -70,9 +72,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
-    "UnsupportedError", "VerifyOptions", "__version__", "check_certificate", "derive", "diff", "explain", "export",
-    "golden_check", "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "provenance", "report",
-    "reshard", "run", "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
+    "UnsupportedError", "VerifyOptions", "__version__", "calibrate", "check_certificate", "derive", "diff", "explain",
+    "export", "golden_check", "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "provenance",
+    "report", "reshard", "run", "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -90,6 +92,7 @@ _NAMES = {
     "gopt.verbs.folders": ("diff", "explain", "merge", "provenance", "reshard", "save_state_dict", "seal"),
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
+    "gopt.verbs.calibrate": ("calibrate",),
     "gopt.verbs.plan": ("Plan", "plan"),
     "gopt.verbs.prove": ("check_certificate", "prove"),
     "gopt.verbs.report": ("report",),

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from gopt.artifact.local_types import LocalTypes, OnRank
 from gopt.artifact.removals import CONSTANT
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
+from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankBlock, RankGraph, alike
+from gopt.records.mesh import PIPELINE
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall
 from gopt.text.amounts import rank_ranges
@@ -195,6 +197,8 @@ class _Added:
 
     def _carried(self, node: Node) -> str:
         """Content of a call."""
+        if node.attributes.get("group") == PIPELINE and COLLECTIVES[node.op_type].pairwise:
+            return "values that another pipeline stage reads"
         kind = self.carries.get(node.outputs[0] if node.outputs else "", CallContent.OTHER)
         if kind is CallContent.OTHER:
             return "scalars or running statistics"

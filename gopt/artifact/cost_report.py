@@ -17,7 +17,7 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.operators.kinds import CASTS
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure, transferred
 
 
@@ -69,7 +69,7 @@ def _times(lowered: Sequence[LoweredPhase]) -> dict[str, int]:
     times: dict[str, int] = {}
     for phase in lowered:
         for node in phase.graph.nodes:
-            if node.domain == COMM or node.op_type == TRANSFER:
+            if node.domain == COMM or transfers(node):
                 times[node.outputs[0]] = times.get(node.outputs[0], 0) + phase.times
     return times
 

@@ -157,7 +157,12 @@ class _Removed:
                 node_left = next(filter(None, every), None)
                 where = self._lacking(*every)
             if where or (node_left is not None and node_left.outputs != node.outputs):
-                self._remove(node, self.removals.of(node), where, node_left)
+                self._remove(node, self.removals.of(node, self._elsewhere(node_left)), where, node_left)
+
+    def _elsewhere(self, copy: Node | None) -> RemovalReason:
+        """The reason of a node not removed by a pass. ``copy``: the node on the other ranks."""
+        stage = None if copy is None else self.program.value_stages.get(copy.first_output)
+        return UNREAD if stage is None else RemovalReason("stage-transfers", f"pipeline stage {stage} runs it")
 
     def constants(self) -> None:
         """Initializers, other than states, without readers on a rank, with the reasons of the first removed reader."""

@@ -17,8 +17,8 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, transfers, with_common
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_actions import Part, StageActions, with_common
+from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
 
@@ -97,7 +97,7 @@ class _Divided:
         if self.part_of[value][0] is not ActionKind.FORWARD:
             raise UnsupportedError(
                 f"{show(result)} is made by the backward of pipeline stage {home}, and later stages show it too",
-                "leave the output out of the model, or leave out --accumulate",
+                "leave the output out of the model, or leave out --micro-batches",
             )
         ahead = f"{result}.ahead"
         sends, receives = (ActionKind.FORWARD, self.plan.chunk(home)), (ActionKind.FORWARD, last)
@@ -164,5 +164,5 @@ class _Divided:
                 raise UnsupportedError(
                     f"the backward reads the running statistic {show(moved)}, which later micro-batches move before it "
                     "runs",
-                    "leave out --accumulate, or the axis pp",
+                    "leave out --micro-batches, or the axis pp",
                 )

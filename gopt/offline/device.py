@@ -85,7 +85,7 @@ DEVICES = {
 }  # fmt: skip
 """Peaks of the makers' data sheets (H100 SXM, A100 SXM 80 GB; dense products, without TF32). Share and launch are those
 of AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes.
-``cpu``: one core, as measured beside docs/plan.md's table."""
+``cpu``: one core, rounded from one traced run; a calibration fits the core at hand."""
 
 
 def link_of(link: str | None, device: DeviceFigures | None) -> str | None:

@@ -137,7 +137,7 @@ def _of_stages(
     whole: dict[str, Any], overrides: Mapping[str, Any], mesh: Mesh, note: Callable[[str], None]
 ) -> dict[str, Any]:
     """Options of ``pipeline`` without inherited ones for another number of stages."""
-    members = dict(mesh.axes).get(PIPELINE, 1)
+    members = mesh.along(PIPELINE)
     patterns, schedule = str(whole.get("stages") or ""), str(whole.get("schedule") or "")
     stages = stages_of(schedule, members) if is_name(schedule) else members
     idle = {

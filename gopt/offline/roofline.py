@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.flops import node_flops
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import elementwise, record_of, value_reads
 from gopt.offline.device import FLOATS, DeviceFigures
 from gopt.operators.kinds import PARTS
 from gopt.spmd.local_sizes import LocalSizes
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.step_memory import SHARES_MEMORY
 
 
@@ -44,6 +44,11 @@ def node_works(
     unless another node reads the value, or it is in ``results``."""
     rows = _Rows(nodes, sizes, results, fuse_from)
     return [_work(node, sizes, rows) for node in nodes]
+
+
+def graph_works(graph: Graph, nodes: Sequence[Node], fuse_from: int | None) -> list[NodeWork]:
+    """The work of nodes of a rank's own graph."""
+    return node_works(nodes, LocalSizes(graph), graph.outputs, fuse_from)
 
 
 class _Rows:
@@ -79,7 +84,7 @@ class _Rows:
 
 
 def _work(node: Node, sizes: LocalSizes, rows: _Rows) -> NodeWork:
-    if node.domain == COMM or (node.domain == SPMD and node.op_type == TRANSFER) or not node.inputs:
+    if node.domain == COMM or transfers(node) or not node.inputs:
         return NOTHING
     if node.op_type in SHARES_MEMORY:
         return NOTHING

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gopt.ir.graph import COMM, RECOMPUTE, SPMD, Node
+from gopt.ir.graph import COMM, RECOMPUTE, Node
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, OnMember
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 
 
 class Delivery(NamedTuple):
@@ -90,7 +90,7 @@ class StepSimulation:
         """Run nodes in order; ``seconds``: of each node. Linear time."""
         everyone = self.streams
         for node, time in zip(nodes, seconds, strict=True):
-            if node.domain == SPMD and node.op_type == TRANSFER:
+            if transfers(node):
                 self._transfer(node)
                 continue
             streams = everyone
@@ -143,7 +143,8 @@ class StepSimulation:
         begin = max(sender.clock, sender.free.get(PIPELINE, 0.0))
         for number in receivers:
             begin += seconds
-            self.streams[number].arrivals[node.outputs[0]] = Delivery(begin + self.prices.start, True)
+            delivery = Delivery(begin + self.prices.start, True)
+            self.streams[number].arrivals.update(dict.fromkeys(node.outputs, delivery))
         sender.free[PIPELINE] = begin
 
     def _receivers(self, node: Node) -> Sequence[int]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gopt.ir.graph import SPMD, Node
+from gopt.ir.graph import Node
 from gopt.lower.phases import phases
 from gopt.offline.device import DeviceFigures
 from gopt.offline.roofline import node_works
@@ -17,7 +17,7 @@ from gopt.records.placements import OnMember
 from gopt.records.topology import Topology
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.traffic import calls_of
 
 
@@ -78,12 +78,12 @@ class Clock:
             start, moving = call_times(call, self.topology)
             of_stage = program.stages is not None and isinstance(call.node.sharding.on(PIPELINE), OnMember)
             calls[call.node.outputs[0]] = start + moving * (self.members if of_stage else 1)
-        transfers = {}
+        seconds = {}
         for node in program.graph.nodes if program.stages is not None else ():
-            if node.domain == SPMD and node.op_type == TRANSFER:
+            if transfers(node):
                 link = self.topology.of(PIPELINE)
-                transfers[node.attributes["tag"]] = link.seconds(1, 2, self.sizes.nbytes(node.inputs[0]))
-        return Prices(calls, transfers, self.device.call, self.device.overlaps)
+                seconds[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
+        return Prices(calls, seconds, self.device.call, self.device.overlaps)
 
 
 def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:

@@ -45,7 +45,7 @@ class TimedSearch:
         ``batches``: of the source in a step, over all ranks; None leaves the number open.
         """
         topology, counts = Topology.parse(self.link, mesh), self._micro_batches(mesh, batches)
-        staged = _size(mesh, PIPELINE) > 1 and counts[0] > 1
+        staged = mesh.along(PIPELINE) > 1 and counts[0] > 1
         cap = None if self.caps is None else self.caps[0]
         base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap)
         alike = [
@@ -107,7 +107,7 @@ class TimedSearch:
             return [self.fixed.accumulate]
         if batches is not None:
             return [batches // mesh.data_ranks]
-        members = _size(mesh, PIPELINE)
+        members = mesh.along(PIPELINE)
         return [2 * members, 4 * members] if members > 1 else [1]
 
 
@@ -137,13 +137,9 @@ def shortest_first(training: TrainingGraph, meshes: Sequence[Mesh], search: Time
     states = sum(graph.types[state.tensor].nbytes for state in training.states if state.kind in kinds)
     result = []
     for mesh in meshes:
-        stages, tensor = _size(mesh, PIPELINE), _size(mesh, TENSOR)
+        stages, tensor = mesh.along(PIPELINE), mesh.along(TENSOR)
         count = search.fixed.accumulate if search.fixed.accumulate > 1 else stages * tensor
         if search.memory is None or states / mesh.ranks <= search.memory:
             turn = (work / tensor + starts) / stages
             result.append((turn * (1 + (stages - 1) / (6 * count)) / mesh.data_ranks, mesh))
     return sorted(result, key=lambda item: item[0])
-
-
-def _size(mesh: Mesh, axis: str) -> int:
-    return dict(mesh.axes).get(axis, 1)

@@ -33,7 +33,7 @@ class PassInstance:
     def has_use(self, mesh: Mesh) -> bool:
         """Return whether the mesh has the axis of the pass; raises OptionError for options of a pass without one."""
         axis = self.spec.axis
-        if not axis or dict(mesh.axes).get(axis, 1) > 1:
+        if not axis or mesh.along(axis) > 1:
             return True
         if self.options != self.spec.options():
             raise OptionError(

@@ -18,7 +18,7 @@ from gopt.spmd.program import SpmdProgram
 
 def check_planned(mesh: Mesh) -> None:
     """Raise UnsupportedError for a mesh with pipeline stages, if no device is given for their times."""
-    if dict(mesh.axes).get(PIPELINE, 1) > 1:
+    if mesh.along(PIPELINE) > 1:
         raise UnsupportedError(
             f"without a device the time of pipeline stages along mesh axis {PIPELINE!r} is not known",
             "add --device h100, a100, cpu or a file",

@@ -187,6 +187,10 @@ class Mesh:
         sizes = dict(self.axes)
         return math.prod(sizes[axis] for axis in self.split(group))
 
+    def along(self, axis: str) -> int:
+        """Number of members along an axis; 1 for a mesh without the axis."""
+        return dict(self.axes).get(axis, 1)
+
     def split(self, group: str) -> tuple[str, ...]:
         """The axes of a group; raises OptionError for an unknown axis, or one out of mesh order."""
         order = [name for name, _ in self.axes]

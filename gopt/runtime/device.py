@@ -90,7 +90,7 @@ class HostSegment:
 
     def __init__(self, segment: Segment, session: tuple[tuple[str, ...], Any]) -> None:
         self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
+        self.title = segment.title
         self.inputs, self._session = session
 
     def run(self, values: Mapping[str, Value]) -> dict[str, Value]:

@@ -20,6 +20,11 @@ class Segment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        """The name in a trace."""
+        return f"segment of {len(self.nodes)}"
+
 
 @dataclass(frozen=True, slots=True)
 class OverwritingSegment:

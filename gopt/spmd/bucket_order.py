@@ -22,6 +22,7 @@ from gopt.ir.opaque.refold import RefoldedCall
 from gopt.operators.kinds import CASTS, ELEMENTWISE
 from gopt.records.placements import FlatShard
 from gopt.spmd.program import BucketSlice, SpmdProgram
+from gopt.spmd.stage_plan import transfers
 
 Contents: TypeAlias = tuple[BucketSlice, ...]
 """The parameters whose elements a part of a bucket has, by offset; elements that are no parameter's are not listed, and
@@ -186,7 +187,7 @@ class _BucketOrder:
             self._keep(node.outputs, _in_order(node, self._named(rows)))
         elif node.op_type == "ShardSlice" and flat is not None and node.inputs[0] in self.contents:
             self._keep(node.outputs, _inside(self.contents[node.inputs[0]], flat[1]))
-        elif node.op_type == "Transfer":
+        elif transfers(node):
             for name, result in zip(node.inputs, node.outputs):
                 self._same(name, result)
         elif node.op_type == "LocalConcat":

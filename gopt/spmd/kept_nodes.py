@@ -13,11 +13,12 @@ from functools import cached_property
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import copy_chain
 from gopt.ir.node_kinds import record_of
 from gopt.operators.kinds import CASTS, MAY_DRAW, MOVES, SIZES
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import transfers
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
 """Calls of any number of tensors, which keep each of them apart."""
@@ -138,7 +139,7 @@ class _KeptNodes:
         """Check a node of a pass: the results for nodes of the step, and the receivers."""
         if node.domain == COMM:
             self._check_call(node)
-        sent = node.domain == SPMD and node.op_type == "Transfer"
+        sent = transfers(node)
         if sent:
             self.renamed |= {new: self.renamed.get(old, old) for old, new in zip(node.inputs, node.outputs)}
         for name in node.outputs:

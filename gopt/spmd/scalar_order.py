@@ -13,6 +13,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.operators.kinds import COMPARISONS, EXTREMES, LOGIC, SUMS, UNMOVED
 from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import transfers
 
 Terms: TypeAlias = frozenset[str]
 """Results of reductions of the source."""
@@ -51,7 +52,7 @@ def _pass_on(node: Node, terms_of: dict[str, Terms]) -> None:
     if node.domain == COMM:
         if node.op_type == "AllReduce":
             terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
-    elif node.domain == SPMD and node.op_type == "Transfer":
+    elif transfers(node):
         terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
     elif node.is_in(FOLLOWED) and node.outputs[0] not in terms_of:
         joined = _joined(node, terms_of)

@@ -11,8 +11,8 @@ from gopt.records.mesh import PIPELINE
 from gopt.spmd.liveness import LivePeaks, peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, stage_actions, transfers, with_common
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_actions import Part, StageActions, stage_actions, with_common
+from gopt.spmd.stage_plan import StagePlan, transfers
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import SPMD, Node
+from gopt.ir.graph import Node
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import CASTS, MOVES, VIEWS
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER, StagePlan
+from gopt.spmd.stage_plan import StagePlan, transfers
 
 Part = tuple[ActionKind, int]
 """The kind of an action, and the number of the stage on its member."""
@@ -93,7 +93,7 @@ class StageActions:
                 if transfers(node) and node.phase is Phase.BACKWARD:
                     raise UnsupportedError(
                         f"a running statistic is made of {node.inputs[0]!r}, which the backward sends to another stage",
-                        "leave out --accumulate, or the axis pp",
+                        "leave out --micro-batches, or the axis pp",
                     )
                 needed.update(node.reads)
                 moving.add(id(node))
@@ -116,11 +116,6 @@ def stage_actions(program: SpmdProgram) -> StageActions:
     plan = program.stages
     assert plan is not None
     return program.once("actions", lambda: StageActions(program, plan, program.phase_results()[0]))
-
-
-def transfers(node: Node, *, to_all: bool = False) -> bool:
-    """Return whether a node sends values from a stage to another, or to all; ``to_all``: to all alone."""
-    return node.op_type == TRANSFER and node.domain == SPMD and (not to_all or node.attributes["target"] < 0)
 
 
 def with_common(needed: set[str], common: Sequence[Node]) -> list[Node]:

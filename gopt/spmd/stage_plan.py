@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gopt.ir.graph import SPMD, Node
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.actions import ActionKind, Schedule, phase_name
@@ -61,3 +62,8 @@ class StagePlan:
         """``sharding``, on the member of a stage alone."""
         placements = dict(sharding.by_axis) | {PIPELINE: OnMember(self.placement[stage])}
         return Sharding(tuple((axis, placements[axis]) for axis, _ in self.mesh.axes if axis in placements))
+
+
+def transfers(node: Node, *, to_all: bool = False) -> bool:
+    """Return whether a node sends values from a stage to another, or to all; ``to_all``: to all alone."""
+    return node.op_type == TRANSFER and node.domain == SPMD and (not to_all or node.attributes["target"] < 0)

@@ -9,14 +9,14 @@ from enum import Enum
 from itertools import accumulate
 
 from gopt.collectives.layout import parse_shapes, total_elements
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.graph import COMM, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
 from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import Figure, Share, TrafficKind
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.verifier import parts_so_far
 
 GATHERS = frozenset({"AllGather", "Broadcast"})
@@ -233,7 +233,7 @@ def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:
         return 0.0
     members, total = program.mesh.size(PIPELINE), 0.0
     for node in program.graph.nodes:
-        if node.op_type == TRANSFER and node.domain == SPMD:
+        if transfers(node):
             targets = 1 if node.attributes["target"] >= 0 else members - 1
             for name in node.inputs:
                 sharding = program.sharded.get(name)

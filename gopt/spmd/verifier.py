@@ -35,7 +35,7 @@ from gopt.spmd.layouts import LayoutUse, lay
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.rules import Mismatch, Operand, Use, result
 from gopt.spmd.shardings import SHARDS, Shardings
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import transfers
 
 
 def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
@@ -231,7 +231,7 @@ class ShardingInference:
     def _layout(self, node: Node) -> None:
         if isinstance(node.origin, RefoldedCall):
             self._kept(node, node.origin)
-        elif node.op_type == TRANSFER:
+        elif transfers(node):
             for sent, received in zip(node.inputs, node.outputs):
                 self.table.give([received], self._row(node, [sent]))
         else:
@@ -244,7 +244,7 @@ class ShardingInference:
         for axis in range(len(self.axes)):
             operands, placement = self.table.operands(inputs, axis), self.table.place(node.sharding, axis)
             beside = node.attributes.get("group", flat) != self.axes[axis]
-            if beside and node.op_type == TRANSFER:
+            if beside and transfers(node):
                 row.append(self._checked(node, axis, Use("Identity", operands, placement)))
                 continue
             if beside and isinstance(placement, (Replicated, OnMember)):

@@ -56,7 +56,7 @@ def with_specs(
             merged.pop(name, None)
     if reader.unused:
         note(f"sharding specs of {len(reader.unused)} values that follow from no parameter alone are not used")
-    if chosen.stages and dict(mesh.axes).get(PIPELINE, 1) == 1:
+    if chosen.stages and mesh.along(PIPELINE) == 1:
         note("pipeline stages of the file are not used: the mesh has no axis pp")
     return merged
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gopt import api
 from gopt.offline import merge as merging
 from gopt.offline import state_values
 from gopt.offline.diff import Diff, Tolerance
@@ -22,6 +21,8 @@ from gopt.offline.seal import seal as seal_folder
 from gopt.offline.state_values import DCP_FILE, TORCH_FILES, Loaded, StateDict
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
+from gopt.steps.sharded import Sharded
+from gopt.steps.split import Split
 from gopt.verbs.export import needs_torch
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
@@ -127,7 +128,7 @@ def reshard(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     accumulate: int | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> api.Sharded:
+) -> Sharded:
     """The ranks of another mesh with the values of a folder, checkpoint or run; nothing is written.
 
     ``options``, by pass, and ``accumulate`` replace options of the folder's report; ``note`` is called for each option
@@ -137,7 +138,7 @@ def reshard(
     3
     """
     owner: object = what
-    if isinstance(what, api.Sharded | api.Split):
+    if isinstance(what, Sharded | Split):
         owner = home = TemporaryFolder()
         what = home.write(what)
     with on_disk(what) as path:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gopt import api
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import InputError, OptionError
 from gopt.importers.load import read_step
 from gopt.offline.merge import save_model
 from gopt.options.types import checked
+from gopt.steps.source import find_roles
 from gopt.system.garbage import gc_paused
 from gopt.text.notebook import HtmlTable
 
@@ -67,7 +67,7 @@ def import_step(source: str | os.PathLike[str], output: str | os.PathLike[str], 
         )
     check_model(target, shown=Path(output), force=force)
     graph = file.graph
-    training, _ = api.find_roles(graph.twin(), path.name)  # refuses what is not a step
+    training, _ = find_roles(graph.twin(), path.name)  # refuses what is not a step
     data = save_model(target, graph, Path(output), force=force)
     states = {state.tensor for state in training.states}
     return Imported(

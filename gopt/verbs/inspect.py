@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gopt import api
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import InputError, UnsupportedError
 from gopt.offline.inspect import inspect_model
@@ -15,6 +14,7 @@ from gopt.offline.kinds.inference import inspect_inference
 from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.registry import Description, inspect_path
 from gopt.options.types import checked
+from gopt.steps.source import Source, load
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
@@ -22,7 +22,7 @@ from gopt.verbs.on_disk import Folder, on_disk
 
 @checked
 def inspect(
-    what: api.Source | Folder,
+    what: Source | Folder,
     *,
     roles: RoleMap = RoleMap(),
     group_types: Mapping[str, str] | None = None,
@@ -38,7 +38,7 @@ def inspect(
     >>> gopt.inspect("fixtures/mlp_adamw.onnx").optimizers[0].name
     'AdamW'
     """
-    if isinstance(what, api.Source):
+    if isinstance(what, Source):
         return inspect_model(what, advance)
     with on_disk(what) as path:
         return _inspect(path, roles, group_types or {}, axes or {}, advance)
@@ -57,7 +57,7 @@ def _inspect(
         return described
     with gc_paused():
         try:
-            source = api.load(path, roles=roles, group_types=groups, axes=axes, advance=advance)
+            source = load(path, roles=roles, group_types=groups, axes=axes, advance=advance)
         except (InputError, UnsupportedError) as refusal:
             if any((roles.loss, roles.states, roles.params, roles.batch, roles.shared)):
                 raise  # the user says that it is a step
@@ -68,6 +68,6 @@ def _inspect(
 def _with_step(result: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
     """The parts of a folder, with their training step, or the reason for none."""
     try:
-        return replace(result, step=inspect_model(api.load(path, roles=roles)))
+        return replace(result, step=inspect_model(load(path, roles=roles)))
     except (InputError, UnsupportedError) as refusal:
         return replace(result, refusal=refusal.message, next="; ".join(refusal.hints))

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from gopt.api import Sharded, Split
+from gopt.steps.sharded import Sharded
+from gopt.steps.split import Split
 
 
 @runtime_checkable

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from gopt.api import Sharded, Split
 from gopt.artifact import manifest_check
 from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
 from gopt.errors import OptionError
@@ -22,6 +21,8 @@ from gopt.runtime.training.batch_stream import BatchStream, array
 from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.evaluation import Evaluation
 from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.steps.sharded import Sharded
+from gopt.steps.split import Split
 from gopt.text.notebook import HtmlTable
 from gopt.verbs.curves import curves
 from gopt.verbs.on_disk import TemporaryFolder

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from gopt.cli.render import SafeConsole, console, describe, few, print_ranks, table
+from gopt.cli.render import SafeConsole, console, few, print_ranks, table
 from gopt.cli.render_progress import progress
 from helpers import FIXTURES, NAMES, source
 from rich.text import Text
 
 import gopt
 from gopt.artifact.server_entries import Mode
+from gopt.offline.plan_settings import ShardSettings
 from gopt.parameter_server.options import SplitOptions
 
 
@@ -52,9 +53,11 @@ def test_progress_says_nothing_into_a_pipe(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("cap", "shown"), [(None, "default"), (0.5, "0.5 MiB"), (25.0, "25 MiB")])
+@pytest.mark.parametrize(
+    ("cap", "shown"), [(None, "default buckets"), (0.5, "buckets of 0.5 MiB"), (25.0, "buckets of 25 MiB")]
+)
 def test_a_choice(cap, shown):
-    assert describe(2, "rows", cap) == f"stage 2, rows, {shown} buckets"
+    assert str(ShardSettings(2, "rows", cap)) == f"stage 2, rows, {shown}"
 
 
 def test_few_rows():

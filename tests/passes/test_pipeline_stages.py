@@ -11,7 +11,8 @@ import onnx
 import onnx.parser
 import pytest
 import specs
-from helpers import Builder, accept, calls, edit_file, edit_rank, source
+from gopt.cli.main import main
+from helpers import FIXTURES, Builder, accept, calls, edit_file, edit_rank, source
 from onnx import ModelProto, numpy_helper
 from products import part
 from steps_gen.__main__ import setting, tried
@@ -84,6 +85,19 @@ def test_a_rank_has_the_gradients_of_its_stage():
     report = gopt.shard(source("gpt_adamw"), "pp=2").report()
     for rank in report.ranks:
         assert rank.nbytes.gradients == rank.nbytes.parameters
+
+
+def test_the_output_names_stages(tmp_path, capsys):
+    """What each stage holds, the messages beside the calls, and where a value of another stage is made."""
+    folder = str(tmp_path / "ranks")
+    main(["shard", str(FIXTURES / "gpt_adamw.onnx"), "--mesh", "pp=2", "--micro-batches", "2", "-o", folder])
+    shown = capsys.readouterr().out
+    assert "parameters of pipeline stages: 0 has 14 of 4,432 elements, 1 has 14 of 3,312 elements" in shown
+    assert "beside 12 sends and receives of a rank" in shown
+    main(["explain", folder, "add_2"])
+    assert "from rank 1 by stage-transfers: pipeline stage 0 runs it" in capsys.readouterr().out
+    main(["explain", folder, "gopt.stages.add_2.stage1"])
+    assert "values that another pipeline stage reads" in capsys.readouterr().out
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "zb-h1", "zb-v")
@@ -276,6 +290,40 @@ def test_a_value_is_drawn_on_one_stage(tmp_path):
 def test_numbers_drawn_from_nothing_are_sent_to_readers(tmp_path):
     gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2).write(tmp_path / "ranks")
     assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+    assert gopt.prove(tmp_path / "ranks").proven
+
+
+def test_a_second_draw_of_the_same_name_is_not_taken_for_the_first(tmp_path):
+    """The backward of a stage draws its mask again, or the other stage does, under the name of the forward's draw."""
+    folder = tmp_path / "ranks"
+    gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2, prove=False).write(folder)
+    forward = onnx.load(folder / "rank_0000.forward.onnx", load_external_data=False).graph
+    (drawing,) = (node for node in forward.node if node.op_type == "RandomUniform")
+    (mask,) = (node for node in forward.node if drawing.output[0] in node.input)
+
+    def draw_again(model: ModelProto) -> None:
+        graph = model.graph
+        for node in graph.node:
+            node.input[:] = ["again" if name == mask.output[0] else name for name in node.input]
+        for copied in (mask, drawing):
+            graph.node.insert(0, copied)
+        graph.node[1].output[0] = "again"
+        known = {tensor.name for tensor in graph.initializer}
+        graph.initializer.extend(t for t in forward.initializer if t.name in mask.input and t.name not in known)
+
+    edit_file(folder / "rank_0000.backward.onnx", draw_again)
+    with pytest.raises(UnsupportedError, match="draws 'draw_0' in forward and again in backward"):
+        gopt.prove(folder)
+
+    gopt.shard(source("real/dropout_mlp_random"), "pp=2", accumulate=2, prove=False).write(folder, force=True)
+
+    def draw_too(model: ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = ["draw_0" if name == "draw_1" else name for name in node.input]
+            node.output[:] = ["draw_0" if name == "draw_1" else name for name in node.output]
+
+    edit_file(folder / "rank_0001.forward.onnx", draw_too)
+    assert not gopt.prove(folder).proven
 
 
 # --- planted errors ---

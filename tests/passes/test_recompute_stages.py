@@ -60,6 +60,14 @@ def test_ranks_on_stages_compute_the_step(fixture, mesh, policy, tmp_path):
         assert gopt.prove(tmp_path / "ranks").proven
 
 
+def test_a_gather_of_another_stage_of_the_member_is_not_read_early(tmp_path):
+    """The first and the last stage are on one member, and share the tied table, which each gathers in its own turn."""
+    options = {"stage": 3, "accumulate": 2, "schedule": "zb-v"}
+    gopt.shard(source("gpt_adamw"), "pp=2,shard=2", recompute="selective", **options).write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+    assert gopt.prove(tmp_path / "ranks").proven
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("fixture", "mesh", "policy"), CASES)
 def test_all_ranks_on_stages_compute_the_step(fixture, mesh, policy, tmp_path):

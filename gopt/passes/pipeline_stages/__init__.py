@@ -39,7 +39,7 @@ def pipeline(program: SpmdProgram, options: PipelineOptions) -> PassResult:
     Requires: no sharding yet. The forward is cut in the order of first readers of parameters; a parameter read by
     several stages belongs to the first. The pass stage-transfers places all nodes accordingly.
     """
-    members = dict(program.mesh.axes).get(PIPELINE, 1)
+    members = program.mesh.along(PIPELINE)
     if members == 1:
         return PassResult(note=f"the mesh has no axis {PIPELINE}")
     training, schedule = program.source, _schedule(options.schedule, members, program.micro_steps)
@@ -63,7 +63,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
     if micro_batches == 1:
         if text:
             raise OptionError(
-                f"pipeline: schedule {show(text)} orders micro-batches, and a step has one", "add --accumulate 4"
+                f"pipeline: schedule {show(text)} orders micro-batches, and a step has one", "add --micro-batches 4"
             )
         return None
     if not text or is_name(text):
@@ -75,7 +75,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
             if size != due:
                 raise OptionError(
                     f"schedule {show(text)} is for {size} {what}, and there are {due}",
-                    "give the axis pp and --accumulate the sizes of the file",
+                    "give the axis pp and --micro-batches the sizes of the file",
                 )
     simulate(schedule)
     return schedule
@@ -83,7 +83,7 @@ def _schedule(text: str, members: int, micro_batches: int) -> Schedule | None:
 
 def needed(program: SpmdProgram) -> str:
     """Return the reason why a step needs this pass, or ''."""
-    stages = dict(program.mesh.axes).get(PIPELINE, 1)
+    stages = program.mesh.along(PIPELINE)
     return f"nothing else cuts the step into {stages} stages" if stages > 1 else ""
 
 

@@ -61,8 +61,8 @@ class Copies:
         return self
 
     def _moves_parameter(self, name: str) -> bool:
-        """Return whether a value is a moved parameter at hand. Then every reader of the backward has a copy, which ends
-        with the reader: a copy for all readers would live through the backward of a block."""
+        """Return whether a value is a moved parameter at hand. Then every reader of the backward has a copy, alive
+        up to the reader: a copy for all readers would live through the backward of a block."""
         node = self.forward.makers[name]
         operand = node.inputs[0]
         return node.is_in(MOVES) and name not in self.forward.root and operand in self._states

@@ -16,7 +16,8 @@ from gopt.operators.kinds import MAY_DRAW, SUMS, VIEWS
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import stage_actions, transfers
+from gopt.spmd.stage_actions import stage_actions
+from gopt.spmd.stage_plan import transfers
 
 _LONGEST = 64
 """A block has at most this many parts between two cuts."""
@@ -157,12 +158,16 @@ def _remade(program: SpmdProgram) -> set[str]:
 
 
 def _beside(program: SpmdProgram) -> set[str]:
-    """The values read by another stage of the same member, whose backward runs at another time."""
-    stages = program.value_stages
-    return {
-        name for node in program.graph.nodes if not transfers(node) and node.first_output in stages
-        for name in node.reads if name in stages and stages[name] != stages[node.first_output]
-    }  # fmt: skip
+    """The values read by another stage of the same member, and the results of such readers: the backward of another
+    stage runs at another time, so neither side can rely on copies or gathers of the other."""
+    stages, result = program.value_stages, set[str]()
+    for node in program.graph.nodes:
+        if transfers(node) or node.first_output not in stages:
+            continue
+        stage = stages[node.first_output]
+        if others := {name for name in node.reads if name in stages and stages[name] != stage}:
+            result.update(others, node.outputs)
+    return result
 
 
 def _repeatable(node: Node, results: set[str]) -> bool:

@@ -8,7 +8,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.stage_transfers.place import NAME
 from gopt.records.placements import Sharding
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER
+from gopt.spmd.stage_plan import TRANSFER, transfers
 
 
 def pack(program: SpmdProgram) -> int:
@@ -22,7 +22,7 @@ def pack(program: SpmdProgram) -> int:
     packs: dict[tuple[int, int, int, str, Sharding], list[Node]] = {}
     for node in program.graph.nodes:
         depth = max([behind.get(name, 0) for name in node.reads], default=0)
-        if node.op_type == TRANSFER and node.domain == SPMD and node.phase is Phase.UPDATE:
+        if transfers(node) and node.phase is Phase.UPDATE:
             home, stage = node.attributes["stages"]
             if stage >= 0:
                 dtype = program.graph.type_of(node.inputs[0]).dtype

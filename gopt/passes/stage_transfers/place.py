@@ -231,7 +231,7 @@ class StagePlacement:
                 raise UnsupportedError(
                     f"{reader.op_type} {reader.label!r} on pipeline stage {stage} reads {show(name)}, which the "
                     f"backward makes on the earlier stage {home}",
-                    "move the cut with pipeline{stages=...}, or leave out --accumulate",
+                    "move the cut with pipeline{stages=...}, or leave out --micro-batches",
                 )
         beside = self._beside(name, stage, phase)
         if beside is None:

@@ -71,7 +71,7 @@ class GpuSegment:
         types: Mapping[str, TensorType],
     ) -> None:  # fmt: skip
         self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
+        self.title = segment.title
         self.inputs, self._session = session
         self._gpu = gpu
         self._buffers = {name: buffers[name] for name in self.outputs if name in buffers}

@@ -67,7 +67,7 @@ class TorchSegment:
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
-        self.title = f"segment of {len(segment.nodes)}"
+        self.title = segment.title
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution

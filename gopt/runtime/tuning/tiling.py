@@ -49,6 +49,11 @@ class ElementwiseRun(OverwritingSegment):
     types: dict[str, TensorType]
     """Of its results."""
 
+    @property
+    def title(self) -> str:
+        """The name in a trace."""
+        return f"{len(self.segment.nodes)} elementwise over {self.length}"
+
 
 def split_elementwise(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | ElementwiseRun]:
     """The parts of a segment in run order; the segment itself without long rows.
@@ -192,7 +197,7 @@ class CompiledRun:
 
     def __init__(self, run: ElementwiseRun, aliases: Mapping[str, str], kernel: TileKernel, views: BufferViews) -> None:
         self.inputs, self.outputs = kernel.inputs, run.segment.outputs
-        self.title = f"{len(run.segment.nodes)} elementwise over {run.length}"
+        self.title = run.title
         self._kernel, self._aliases = kernel, aliases
         self._views = {name: views[name][0] for name in self.outputs if name not in aliases and len(views[name]) == 1}
         self._turns = {name: list(views[name]) for name in self.outputs if name not in aliases and len(views[name]) > 1}

@@ -15,6 +15,7 @@ from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.proof.comparison import Comparison, RankValues
 from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.draws import axes_of_draws
 from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
@@ -40,7 +41,7 @@ class Prover:
         self.expressions = Expressions(members | servers)
         self.constants = ConstantTable(self.expressions)
         self.rows = RowLaws(self.expressions, self.constants)
-        self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
+        self.drawn = axes_of_draws(relation)
         """The axes along which members draw apart, also on the same samples."""
         self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
         self.ranks: list[RankValues] = []

@@ -1,0 +1,89 @@
+"""The figures of a device from measured times: speeds that fit best, near those of a known device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gopt.offline.device import DeviceFigures
+from gopt.offline.roofline import NOTHING, NodeWork
+from gopt.operators.operator import Array
+from gopt.records.topology import Link
+
+STIFFNESS = 0.05
+"""Weight of a figure's distance from the known device, beside measured times: a few segments do not settle all."""
+ROUNDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCall:
+    """A call: rounds of a ring among members, bytes sent by a rank, and the measured seconds."""
+
+    rounds: int
+    members: int
+    sent: float
+    seconds: float
+
+
+def fit_device(device: DeviceFigures, segments: Sequence[tuple[Sequence[NodeWork], float]]) -> DeviceFigures:
+    """``device`` with the speeds for which segments of nodes take the measured seconds: least squares of logarithms,
+    with the logarithm of the sum. The peaks of types keep their relation."""
+    segments = [(works, seconds) for works, seconds in segments if seconds > 0 and any(map(NOTHING.__ne__, works))]
+    if not segments:
+        return device
+    numbers = np.repeat(np.arange(len(segments)), [len(works) for works, _ in segments])
+    works = [work for works, _ in segments for work in works]
+    products = np.array([work.flops / device.peak(work.dtype) for work in works])
+    moves = np.array([work.nbytes / device.stream for work in works])
+    starts = np.array([work.launches * device.launch for work in works])
+    measured = np.array([seconds for _, seconds in segments])
+
+    def residuals(logs: Array) -> Array:
+        slower = np.exp(logs)
+        times = starts * slower[2] + np.maximum(products * slower[0], moves * slower[1])
+        modelled = np.maximum(np.bincount(numbers, times, len(segments)), 1e-12)
+        share = np.sqrt(measured / measured.sum())
+        return np.concatenate([
+            share * np.log(modelled / measured), [3 * np.log(modelled.sum() / measured.sum())], STIFFNESS * logs
+        ])  # fmt: skip
+
+    products_, moves_, starts_ = np.exp(_least_squares(residuals, 3))
+    return replace(
+        device, flops={name: float(speed / products_) for name, speed in device.flops.items()},
+        bandwidth=float(device.bandwidth / moves_), launch=float(device.launch * starts_),
+    )  # fmt: skip
+
+
+def fit_link(link: Link, calls: Sequence[MeasuredCall]) -> Link:
+    """``link`` with the bandwidth and the latency for which calls take the measured seconds."""
+    calls = [call for call in calls if call.seconds > 0 and call.members > 1]
+    if not calls:
+        return link
+    starts = np.array([link.start(call.rounds, call.members) for call in calls])
+    moves = np.array([call.sent / link.bandwidth for call in calls])
+    measured = np.array([call.seconds for call in calls])
+
+    def residuals(logs: Array) -> Array:
+        modelled = starts * np.exp(logs[0]) + moves * np.exp(logs[1])
+        return np.concatenate([np.log(modelled / measured) / np.sqrt(len(calls)), STIFFNESS * logs])
+
+    latency, moving = np.exp(_least_squares(residuals, 2))
+    return Link(float(link.bandwidth / moving), float(link.latency * latency))
+
+
+def _least_squares(residuals: Callable[[Array], Array], count: int) -> Array:
+    """The arguments with the least sum of squares, from zeros: Gauss-Newton with a damping that adapts (Levenberg,
+    1944)."""
+    at, damping = np.zeros(count), 1e-2
+    now = residuals(at)
+    for _ in range(ROUNDS):
+        slopes = np.stack([(residuals(at + step) - now) / 1e-6 for step in 1e-6 * np.eye(count)], axis=1)
+        move = np.linalg.solve(slopes.T @ slopes + damping * np.eye(count), -slopes.T @ now)
+        tried = residuals(at + np.clip(move, -2, 2))
+        if tried @ tried < now @ now:
+            at, now, damping = at + np.clip(move, -2, 2), tried, damping / 4
+        else:
+            damping *= 8
+    return at

@@ -1,0 +1,53 @@
+"""Figures of a device from measured times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gopt.offline.calibration import MeasuredCall, fit_device, fit_link
+from gopt.offline.device import DEVICES
+from gopt.offline.roofline import NodeWork
+from gopt.records.topology import Link
+
+CPU = DEVICES["cpu"]
+TRUE = replace(CPU, flops={name: 3 * speed for name, speed in CPU.flops.items()}, bandwidth=CPU.bandwidth / 2,
+               launch=2 * CPU.launch)  # fmt: skip
+SEGMENTS = [
+    [NodeWork(flops=10**8, nbytes=10**5, launches=1)] * 3, [NodeWork(nbytes=10**7, launches=1)] * 4,
+    [NodeWork(nbytes=10**2, launches=1)] * 200, [NodeWork(nbytes=10**6, launches=1), NodeWork(flops=10**7, launches=1)],
+]  # fmt: skip
+
+
+def measured(device=TRUE):
+    return [(works, sum(work.seconds(device) for work in works)) for works in SEGMENTS]
+
+
+def test_the_figures_behind_the_times_are_found():
+    fitted = fit_device(CPU, measured())
+    for name, found, due in [
+        ("float32", fitted.flops["float32"], TRUE.flops["float32"]), ("bandwidth", fitted.bandwidth, TRUE.bandwidth),
+        ("launch", fitted.launch, TRUE.launch),
+    ]:  # fmt: skip
+        assert found == pytest.approx(due, rel=0.1), name
+    assert fitted.flops["float64"] / fitted.flops["float32"] == pytest.approx(0.5), "peaks keep their relation"
+    told = sum(work.seconds(fitted) for works in SEGMENTS for work in works)
+    assert told == pytest.approx(sum(seconds for _, seconds in measured()), rel=0.02)
+
+
+def test_what_no_segment_settles_stays_near_the_known_device():
+    fitted = fit_device(CPU, measured()[2:3])
+    assert fitted.launch == pytest.approx(TRUE.launch, rel=0.05)
+    assert fitted.flops == pytest.approx(CPU.flops, rel=0.05)
+    assert fit_device(CPU, []) == CPU and fit_device(CPU, [([NodeWork()], 1.0)]) == CPU
+
+
+def test_a_link_is_found_from_calls_of_two_sizes():
+    true = Link(5e8, 2e-4)
+    calls = [
+        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent)) for rounds, sent in ((1, 100), (2, 1e6), (1, 1e7))
+    ]
+    link = fit_link(Link(2e9, 3e-5), calls)
+    assert (link.bandwidth, link.latency) == (pytest.approx(5e8, rel=0.1), pytest.approx(2e-4, rel=0.1))
+    assert fit_link(Link(1.0, 1.0), [MeasuredCall(1, 1, 0, 1.0)]) == Link(1.0, 1.0), "a call of one rank says nothing"

@@ -1,0 +1,67 @@
+"""``gopt plan --calibrate``: a device file from a trace, which ``--device`` reads."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from gopt.cli.main import main
+from helpers import FIXTURES
+
+MODEL = str(FIXTURES / "mlp_adamw.onnx")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """A folder of two ranks, and the trace of a run."""
+    folder = tmp_path_factory.mktemp("traced")
+    import gopt
+
+    training = gopt.load(MODEL).training
+    generator = np.random.default_rng(0)
+    batch = {}
+    for name in training.batch:
+        type = training.graph.types[name]
+        shape = (4 * type.dims[0], *type.dims[1:])
+        drawn = generator.integers(0, 2, shape) if type.dtype.startswith("int") else generator.standard_normal(shape)
+        batch[name] = np.asarray(drawn, type.dtype)
+    np.savez(folder / "batch.npz", **batch)
+    gopt.shard(MODEL, "shard=2", stage=1).write(folder / "ranks")
+    data = ["--data", str(folder / "batch.npz"), "--steps", "12"]
+    rates = ["--set", "lr=1e-3"] if "lr" in training.graph.inputs else []
+    assert main(["run", str(folder / "ranks"), *data, *rates, "--trace", str(folder / "trace.json")]) == 0
+    return folder
+
+
+def test_a_trace_becomes_a_device(traced, tmp_path, capsys):
+    target = tmp_path / "mine.json"
+    assert main(["plan", str(traced / "ranks"), "--calibrate", str(traced / "trace.json"), "-o", str(target)]) == 0
+    device = json.loads(target.read_text())
+    assert device["name"] == "mine" and device["step"] > 0 and device["link"]
+    assert 0 < device["launch"] < 1e-3 and device["flops"]["float32"] > 1e6
+    capsys.readouterr()
+    assert main(["plan", MODEL, "--mesh", "shard=2", "--device", str(target), "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["choices"][0]
+    events = json.loads((traced / "trace.json").read_text())["traceEvents"]
+    compute = sum(each["dur"] for each in events if each["ph"] == "X" and each["pid"] == 0 and each["tid"] == 0) / 12e6
+    assert 0.2 * compute < row["step"]["compute"] < 5 * compute
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [(["--mesh", "shard=2"], 2), (["-o", "device.toml"], 2), (["--device", "cpu"], 2)]
+)
+def test_what_calibration_does_not_take(more, code, traced, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", str(traced / "ranks"), "--calibrate", str(traced / "trace.json"), *more]) == code
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_of_another_folder_is_refused(traced, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["shard", MODEL, "--mesh", "tp=2", "-o", "other"]) == 0
+    assert main(["plan", "other", "--calibrate", str(traced / "trace.json")]) == 3
+    assert "is not a trace of these files" in capsys.readouterr().err
+    assert main(["shard", MODEL, "--mesh", "pp=2", "-o", "stages"]) == 0
+    assert main(["plan", "stages", "--calibrate", str(traced / "trace.json")]) == 2
+    assert main(["plan", MODEL, "-o", "x.json", "--ranks", "2"]) == 2
