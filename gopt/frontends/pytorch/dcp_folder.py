@@ -24,7 +24,7 @@ from gopt.artifact.output_folder import replaced_folder
 from gopt.artifact.output_paths import check_not_inside, resolve_output
 from gopt.documents import read_bytes
 from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
-from gopt.errors import InputError, InvariantError, OptionError, RunError, UnsupportedError
+from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, UnsupportedError
 from gopt.frontends.pytorch.saved_values import SCHEDULERS, SavedValues, load_weights, plain_tensor, plain_type
 from gopt.frontends.pytorch.state_file import module_values, summary, training_values
 from gopt.frontends.pytorch.tracing import EPOCH
@@ -34,7 +34,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.state_values import DCP_FILE, StateDict, StepValues, shared_prefix
 from gopt.system.background import held
-from gopt.system.files import create
+from gopt.system.files import create, sync
 from gopt.text.sanitize import show
 
 _CLASSES = {
@@ -214,6 +214,11 @@ class _Files(filesystem.FileSystem):
         with create(Path(path)) as file:
             yield file
 
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """A name is given to what the disk has."""
+        sync(Path(path))
+        os.rename(path, new_path)
+
 
 class _Writer(filesystem.FileSystemWriter):
     """A writer without a random number and the path of a draft in the metadata."""
@@ -246,8 +251,8 @@ def save_dcp(path: str | os.PathLike[str], output: str | os.PathLike[str], *, al
                 writer.fs = _Files()
                 dcp.save(content, storage_writer=writer, no_dist=True)
         except CheckpointException as error:
-            for failure, _ in error.failures.values():
-                if isinstance(failure, OSError):
+            for failure, _ in error.failures.values():  # interrupts are among them
+                if isinstance(failure, OSError | GoptError) or not isinstance(failure, Exception):
                     raise failure from None
             raise RunError(f"cannot write {shown}: {error}") from error
     return summary(shown, content, step_values)
