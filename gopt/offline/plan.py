@@ -156,7 +156,7 @@ def split_computation(training: TrainingGraph, mesh: Mesh, topology: Topology | 
 
 
 def cut_in_stages(split: SpmdProgram, settings: ShardSettings) -> SpmdProgram:
-    """The step made by ``split_computation``, which stays as it is, on the stages and with the micro-batches of
+    """The step made by ``split_computation``, left unchanged, on the stages and with the micro-batches of
     ``settings``."""
     program, whole = split.fork(), settings.pipeline(None)
     for variant in program.variants:

@@ -105,7 +105,7 @@ def _measured(
     program: SpmdProgram, last_runs: Sequence[Part], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
     coordinates: Mapping[str, int],
 ) -> _Memory:  # fmt: skip
-    """The memory of each action of a rank. ``last_runs``: the actions in the order in which each ends for good."""
+    """The memory of each action of a rank. ``last_runs``: the actions by the ends of the last runs."""
     updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
     actions = _actions(stage_actions(program), coordinates)
     _save(actions, last_runs, sizes, kinds)

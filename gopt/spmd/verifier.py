@@ -148,8 +148,8 @@ class ShardingInference:
         elif not typed and (shard := self._shard_of(node, read)) is not None:  # nearly all of an update that is cut
             self.table.give(node.outputs, shard)
             return
-        place = self._place(node.sharding)
-        if place is not None and (row := self._whole(place, read)) is not None:  # on stages: nearly all nodes
+        members = self._place(node.sharding)
+        if members is not None and (row := self._whole(members, read)) is not None:  # on stages: nearly all nodes
             self.table.give(node.outputs, row)
             return
         operands = node.inputs[:1] if typed else node.reads
@@ -166,15 +166,15 @@ class ShardingInference:
             self._members[sharding] = self._rows.setdefault(row, row) if parts else None
         return self._members[sharding]
 
-    def _whole(self, place: Placements, placements: Sequence[Placements]) -> Placements | None:
+    def _whole(self, members: Placements, placements: Sequence[Placements]) -> Placements | None:
         """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``), or on the
         member that runs the node (``rules.on_member``); None with any other operand."""
-        union = place
+        union = members
         for row in placements:
-            key = id(place), id(union), id(row)
+            key = id(members), id(union), id(row)
             if key not in self._joined:  # the objects stay, so that their ids stay theirs
-                new = _join(place, union, row)
-                self._joined[key] = place, union, row, None if new is None else self._rows.setdefault(new, new)
+                new = _join(members, union, row)
+                self._joined[key] = members, union, row, None if new is None else self._rows.setdefault(new, new)
             joined = self._joined[key][3]
             if joined is None:
                 return None
@@ -358,16 +358,16 @@ class ShardingInference:
         )
 
 
-def _join(place: Placements, so_far: Placements, operand: Placements) -> Placements | None:
+def _join(members: Placements, so_far: Placements, operand: Placements) -> Placements | None:
     """Return the placements of a node's result once it reads one more operand; None where ``rules`` decide."""
     joined = []
-    for at, one, other in zip(place, so_far, operand):
-        if isinstance(at, OnMember):
-            if not isinstance(other, Replicated) and holder(other) != at.member:
+    for runs, one, read in zip(members, so_far, operand):
+        if isinstance(runs, OnMember):
+            if not isinstance(read, Replicated) and holder(read) != runs.member:
                 return None
             joined.append(one)
-        elif isinstance(other, (Replicated, PerMember)):
-            joined.append(one if isinstance(other, Replicated) else other)
+        elif isinstance(read, (Replicated, PerMember)):
+            joined.append(one if isinstance(read, Replicated) else read)
         else:
             return None
     return tuple(joined)
