@@ -20,13 +20,16 @@ from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.manifest_entries import LocalAccumulator, LocalState, RankEntry
 from gopt.artifact.pieces import Piece, cover, put
-from gopt.collectives.node import call_signature
+from gopt.collectives.node import CallSignature, call_signature
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
+from gopt.ir.node_kinds import draws
 from gopt.ir.opaque.expand import expand
 from gopt.ir.opset import opset_of
 from gopt.records.boxes import ranges_of
+from gopt.records.mesh import PIPELINE
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
@@ -64,6 +67,8 @@ class FolderCheck(NodeChecker):
         self.rest: set[int] = set()
         self.chosen: set[str] = set()
         self.unread: set[tuple[int, str]] = set()
+        self.mail: dict[tuple[int, int, str, int], list[tuple[CallSignature, list[int]]]] = {}
+        """(sender, receiver, group, tag) -> what was sent and not yet received: the call and the values."""
         self.schedule = self.manifest.schedule
         self.split = frozenset(axis for axis, size in self.extents.items() if size > 1)
         self.varying = self.split.intersection((*self.mesh.data_axes, MICRO))
@@ -72,6 +77,7 @@ class FolderCheck(NodeChecker):
         """Check all lines. Raises WrongLine for the first wrong one."""
         self._head()
         self._expressions()
+        self._files()
         self._claims()
         self._source()
         self._ranks()
@@ -212,7 +218,8 @@ class FolderCheck(NodeChecker):
             if row.get("value") == name:
                 program.lines[name] = self.number
                 _, program.values[name], program.rules[name] = self.take(self.next("value"), "value", "number", "rule")
-                if lead is not None and name in lead.values and lead.values[name] == program.values[name]:
+                before = lead and (lead.values.get(name), lead.rules.get(name))
+                if before == (program.values[name], program.rules[name]):
                     raise WrongLine(f"{name} again", "no line for the expression of the program before")
             elif lead is not None and name in lead.values and name in lead.rules:
                 program.values[name], program.rules[name] = lead.values[name], lead.rules[name]
@@ -254,8 +261,7 @@ class FolderCheck(NodeChecker):
 
     def _source(self) -> None:
         """The source before and behind the combined gradients."""
-        self.graph = graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
-        self.opset = opset_of(graph.header)
+        graph, self.opset = self.graph, opset_of(self.graph.header)
         starts = {name: numbers[0] for name, numbers in self.states.items()}
         during = {name: numbers[1] for name, numbers in self.states.items()}
         local = self._program({"program": "local"}, graph, during | self.inputs, None)
@@ -369,21 +375,36 @@ class FolderCheck(NodeChecker):
             result.append(value.reshape(*value.shape[: self.lead], -1)[..., piece.start : piece.stop])
         return joined(result, -1)
 
+    def _files(self) -> None:
+        """The files of the source and of all ranks. A stage of a pipeline may draw a value for all stages."""
+        names = {name: None for entry in self.manifest.ranks for name in entry.files.values()}
+        self.graph, *graphs = (
+            inlined(expand(load(self.home / name, own=True))) for name in (self.manifest.source, *names)
+        )
+        self.files, source = dict(zip(names, graphs)), _versions(self.graph)
+        for name, graph in self.files.items():
+            if any(source.get(domain, version) != version for domain, version in _versions(graph).items()):
+                raise WrongLine(f"{name} of another operator set", "the operator set of the source")
+        drawn = {name: [node.outputs[0] for node in graph.nodes if draws(node)] for name, graph in self.files.items()}
+        phases, stages = dict[tuple[int, str], str](), dict[str, int]()
+        self.apart = self.split - {PIPELINE}
+        for entry in self.manifest.ranks:
+            stage = self.mesh.coordinates(entry.rank).get(PIPELINE, 0)
+            for phase, value in ((phase, value) for phase, name in entry.files.items() for value in drawn[name]):
+                if phases.setdefault((entry.rank, value), phase) != phase:
+                    raise WrongLine(f"{value}, which two files of rank {entry.rank} draw", "a draw in one file")
+                if stages.setdefault(value, stage) != stage:
+                    self.apart = self.split
+
     def _ranks(self) -> None:
         """All ranks, phase by phase."""
         programs: dict[tuple[int, str], CheckedProgram] = {}
         moved: dict[tuple[int, str], int] = {}
-        files: dict[str, Graph] = {}
         self.rank_graphs = programs
         for entry in self.manifest.ranks:
             for phase in self.schedule:
-                name = entry.files[phase]
-                files[name] = files.get(name) or inlined(expand(load(self.home / name, own=True)))
-                source = _versions(self.graph)
-                if any(source.get(domain, version) != version for domain, version in _versions(files[name]).items()):
-                    raise WrongLine(f"{name} of another operator set", "the operator set of the source")
-                lead = programs.get((self.manifest.ranks[0].rank, phase))
-                programs[entry.rank, phase] = self._program({"rank": entry.rank, "phase": phase}, files[name], {}, lead)
+                lead, graph = programs.get((self.manifest.ranks[0].rank, phase)), self.files[entry.files[phase]]
+                programs[entry.rank, phase] = self._program({"rank": entry.rank, "phase": phase}, graph, {}, lead)
             while self.number < len(self.rows) and "moved" in self.rows[self.number]:
                 name, number = self.take(self.next("moved"), "moved", "number")
                 if (entry.rank, name) in moved:
@@ -406,8 +427,8 @@ class FolderCheck(NodeChecker):
                     if self.begun[number] or not self.equal(number, self.shown[name]):
                         raise WrongLine(str(self.forms[number]), str(self.forms[self.shown[name]]))
                     shown[entry.rank, name] = number
-        if moved:
-            raise WrongLine(f"moved {min(moved)}", "no such line")
+        if moved or any(self.mail.values()):
+            raise WrongLine(f"moved {list(moved)}, sent {[way for way in self.mail if self.mail[way]]}", "all received")
         self._ends(current, shown, types)
 
     def _inputs(
@@ -469,6 +490,11 @@ class FolderCheck(NodeChecker):
                 self._at(program, accumulator.output)
                 self.unread.add((entry.rank, accumulator.input))
                 self._lawful(accumulator.output, self._sum, program, entry.rank, accumulator, times, current)
+        for saved in entry.saved:
+            if saved.name in program.graph.outputs:
+                self._at(program, saved.name)
+                self.unread.add((entry.rank, saved.name))
+                self._lawful(saved.name, self._saved, program, entry.rank, saved.name, current)
         for state in self.manifest.states_of(entry):
             if state.output in program.graph.outputs:
                 self._at(program, state.output)
@@ -495,6 +521,15 @@ class FolderCheck(NodeChecker):
             raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
         current[rank, accumulator.input] = value
         self.unread.discard((rank, accumulator.input))
+
+    def _saved(
+        self, program: CheckedProgram, rank: int, name: str, current: dict[tuple[int, str], Array]
+    ) -> None:  # fmt: skip
+        """A value of a micro-batch that a further phase reads."""
+        if self.begun[program.values[name]]:
+            raise WrongLine("a value that depends on sums of micro-steps", "another")
+        current[rank, name] = self.value(program.values[name])
+        self.unread.discard((rank, name))
 
     def _state(
         self, program: CheckedProgram, rank: int, state: LocalState, times: int, within: int | None,
@@ -605,14 +640,21 @@ class FolderCheck(NodeChecker):
         for rank in range(len(programs)):
             self._to_call(programs, rank, waiting)
         while waiting:
+            moved = [rank for rank, node in waiting.items() if self._moves(programs[rank], rank, node)]
+            for rank in moved:
+                programs[rank].at += 1
+                del waiting[rank]
+                self._to_call(programs, rank, waiting)
+            if moved:
+                continue
             groups: dict[tuple[int, ...], int] = {}
             for rank, node in waiting.items():
                 members = self.mesh.members(str(node.attributes["group"]), rank)
-                groups[members] = groups.get(members, 0) + 1
+                groups[members] = groups.get(members, 0) + (not COLLECTIVES[node.op_type].pairwise)
             ready = [members for members, count in groups.items() if count == len(members)]
             if not ready:
                 rank, node = min(waiting.items())
-                self._at(programs[rank], next(filter(None, node.outputs)))
+                self._at(programs[rank], next(filter(None, node.outputs), ""))
                 raise WrongLine(f"call {node.label}, to which members never come", "all members in one call")
             for members in ready:
                 nodes = [waiting.pop(rank) for rank in members]
@@ -630,6 +672,38 @@ class FolderCheck(NodeChecker):
                 return
             self._checked_node(program, node)
             program.at += 1
+
+    def _moves(self, program: CheckedProgram, rank: int, node: Node) -> bool:
+        """Return whether a rank that waits sends a value, or receives one that was sent."""
+        if not COLLECTIVES[node.op_type].pairwise:
+            return False
+        group, tag, peer = str(node.attributes["group"]), node.attributes["tag"], node.attributes["peer"]
+        places = [self.mesh.coordinates(member) for member in (peer, rank)]
+        among = [{axis: place[axis] for axis in self.mesh.split(group)} for place in places]
+        self._at(program, next(filter(None, node.outputs), ""))
+        if peer == rank or peer not in self.mesh.members(group, rank):
+            raise WrongLine(f"{node.op_type} with rank {peer}", f"another rank along {group}")
+        types = [(program.graph.types[name].dtype, self.shape(program.values[name])) for name in node.inputs]
+        signature = call_signature(node.op_type, node.attributes, types)._replace(op="")
+        if node.op_type == "Send":
+            numbers = [program.values[name] for name in node.inputs]
+            self.mail.setdefault((rank, peer, group, tag), []).append((signature, numbers))
+            return True
+        way = peer, rank, group, tag
+        if not self.mail.get(way):
+            return False
+        sent, numbers = self.mail[way].pop(0)
+        if sent != signature or any(program.rules[name] != "call" for name in node.outputs):
+            raise WrongLine(f"{signature}", f"{sent}, by rule call")
+        self._lawful(node.label, self._received, [program.values[name] for name in node.outputs], numbers, *among)
+        return True
+
+    def _received(
+        self, results: Sequence[int], sent: Sequence[int], sender: Mapping[str, int], receiver: Mapping[str, int]
+    ) -> None:
+        """Raise WrongLine unless the values on a receiver are those on the sender."""
+        for result, number in zip(results, sent, strict=True):
+            self.due(result, self.on(self.value(number), sender.items()), "what was sent", member=receiver)
 
     def _call(self, programs: Sequence[CheckedProgram], nodes: Sequence[Node], ranks: Sequence[int]) -> None:
         """A call of all members of a group."""

@@ -75,6 +75,8 @@ class NodeChecker(PointValues):
     def __init__(self, extents: Mapping[str, int], seed: str) -> None:
         super().__init__(extents, seed)
         self.checked: set[Any] = set()
+        self.apart = frozenset(extents)
+        """The axes along which members draw apart."""
 
     def due(self, number: int, value: Array, what: str, lemma: str = "", member: Mapping[str, int] = {}) -> None:
         """Raise WrongLine unless an expression has a value, in row-major order; ``member``: where it is read."""
@@ -206,7 +208,7 @@ class NodeChecker(PointValues):
                 if (
                     not drawn
                     or self.forms[drawn[0]][:2] != ("draw", node.outputs[0])
-                    or self.varies[drawn[0]] != frozenset(self.extents)
+                    or self.varies[drawn[0]] != self.apart
                 ):
                     raise WrongLine(str(self.forms[number]), "what a node draws")
                 numbers = [*numbers, drawn[0]]

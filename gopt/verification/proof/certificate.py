@@ -21,10 +21,11 @@ from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.proof.relation import RankRelation
-from gopt.verification.proof.sweep import PAIRWISE
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
+Section = dict[str, tuple[int, str]]
+"""Value of a graph -> the expression, and the kind: an input, a constant, or the domain of its node."""
 
 
 class CertificateWriter:
@@ -92,11 +93,11 @@ class CertificateWriter:
         ]
         wanted = local_graph(training, reduction.value, training.forward_metrics).outputs
         before = self._swept(subgraph(graph, graph.nodes, wanted, ()), expected.during | inputs, local)
-        self._section({"program": "local"}, graph, before, {})
+        section = self._section({"program": "local"}, graph, before, {})
         met = {name: update[name] for name in combined(training) if name in update}
         wanted = update_graph(training, training.shown).outputs
         behind = self._swept(subgraph(graph, graph.nodes, wanted, met), expected.start | inputs | met, update)
-        self._section({"program": "update"}, graph, behind, before)
+        self._section({"program": "update"}, graph, behind, section)
 
     def _combined(self, name: str, reduction: LossReduction) -> Line:
         """Where a combined value comes from, and by which rule."""
@@ -137,12 +138,7 @@ class CertificateWriter:
 
     def _ranks(self) -> None:
         """The values of all ranks, and the states that micro-steps leave behind."""
-        prover, lead = self.prover, dict[str, SweptValues]()
-        graphs = (graph for rank in prover.relation.ranks for graph in rank.graphs.values())
-        if any(node.domain == COMM and node.op_type in PAIRWISE for graph in graphs for node in graph.nodes):
-            raise UnsupportedError(
-                "values sent between pipeline stages have no certificate", "gopt prove proves them without one"
-            )
+        prover, lead = self.prover, dict[str, Section]()
         for rank, values in zip(prover.relation.ranks, prover.ranks):
             moving = dict[str, int]()
             for (phase, times), results in zip(prover.relation.schedule.items(), values.files):
@@ -150,8 +146,8 @@ class CertificateWriter:
                 graph = rank.graphs[phase]
                 if times > 1 and rank.sums:
                     results = self._generic(rank, graph, results)
-                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
-                lead.setdefault(phase, results)
+                section = self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
+                lead.setdefault(phase, section)
                 moved = [state for state in rank.states if state.output in graph.outputs]
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
             self.values += [{"moved": name, "number": number} for name, number in moving.items()]
@@ -167,19 +163,21 @@ class CertificateWriter:
             )
         return {**results, **after}
 
-    def _section(self, head: Line, graph: Graph, values: SweptValues, lead: SweptValues) -> None:
-        """The values of a graph that are not those of another one."""
+    def _section(self, head: Line, graph: Graph, values: SweptValues, lead: Section) -> Section:
+        """Write the values of a graph that are not those of another one, ``lead``; return all."""
         self.values.append(head)
-        producers = graph.producers()
+        producers, section = graph.producers(), Section()
         for name in order_of(graph):
             number = values.get(name)
             if number is None or self.expressions.all[number].op == UNDEFINED:
                 continue
-            if lead.get(name) == number:
-                continue
-            rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
-            rule = rule or self._rule(producers[name], values)
-            self.values.append({"value": name, "number": number, "rule": rule})
+            node = producers.get(name) if name not in graph.inputs else None
+            kind = "input" if name in graph.inputs else "constant" if node is None else node.domain
+            if lead.get(name) != (number, kind):
+                rule = kind if node is None else self._rule(node, values)
+                self.values.append({"value": name, "number": number, "rule": rule})
+            section[name] = number, kind
+        return section
 
     def _rule(self, node: Node, values: SweptValues) -> str:
         """The rule of a node: the operator itself where the results are ones."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES, edit_rank
+from helpers import FIXTURES, edit_file, edit_rank
+from onnx import helper
 from plants import gradient_calls
 
 import gopt
+from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import InputError, OptionError
 from gopt.verification.certificate.check import check
 from gopt.verification.certificate.lines import sealed
@@ -39,6 +42,14 @@ FOLDERS = {
     "micro-steps of parts": ("mlp_adamw", ["--mesh", "dp=2,tp=2", "--accumulate", "2"]),
     "experts": ("families/moe_adamw", ["--mesh", "ep=2"]),
     "parts": ("optim/sgd_momentum_maximize", ["--mesh", "tp=2"]),
+    "stages": ("optim/sgd_momentum_maximize", ["--mesh", "pp=2"]),
+    "stages of micro-batches": ("optim/sgd_momentum_maximize", ["--mesh", "pp=2", "--accumulate", "2"]),
+    "stages of shards": (
+        "mlp_adamw",
+        ["--mesh", "pp=2,shard=2", "--stage", "3", "--accumulate", "2", "--schedule", "zb-h1"],
+    ),
+    "stages of parts": ("mlp_adamw", ["--mesh", "pp=2,tp=2", "--accumulate", "2"]),
+    "stages that draw": ("real/dropout_mlp_random", ["--mesh", "pp=2", "--accumulate", "2"]),
 }
 
 
@@ -120,7 +131,7 @@ def survivors(folder: Path, text: str, chosen: Callable[[list[Any]], list[Any]])
     ]
 
 
-@pytest.mark.parametrize("name", ["momentum", "micro-steps", "parts"])
+@pytest.mark.parametrize("name", ["momentum", "micro-steps", "parts", "stages", "stages of micro-batches"])
 def test_every_line_changed_at_random_is_wrong(name, certified):
     draw = random.Random(name)
     folder, text = certified(name)
@@ -128,7 +139,7 @@ def test_every_line_changed_at_random_is_wrong(name, certified):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["momentum", "micro-steps", "clip", "parts"])
+@pytest.mark.parametrize("name", ["momentum", "micro-steps", "clip", "parts", "stages", "stages of micro-batches"])
 def test_every_change_of_every_line_is_wrong(name, certified):
     folder, text = certified(name)
     assert survivors(folder, text, lambda others: others) == []
@@ -232,6 +243,9 @@ DEFECTS = {
         lambda old: lambda self, of, runs: old(
             self, of, tuple(row and tuple((max(low - 1, 0), high - min(low, 1)) for low, high in row) for row in runs)),
     ),
+    "a receiver has twice what was sent": (
+        "stages", Elements, "on_member", lambda old: lambda self, of, at: self.scaled(old(self, of, at), 2),
+    ),
     "an exponential of a sum is of its first term": (
         "attention", Expressions, "_exp", lambda old: lambda self, of: old(self, [next(self.terms(of[0]))[0]]),
     ),
@@ -287,6 +301,58 @@ def _local(model) -> None:
 
 def test_a_reduction_that_is_missing_is_noticed(tmp_path):
     assert checked_edit("tensor", 2, _local, tmp_path).exit_code == 1
+
+
+def _before_tanh(model) -> None:
+    """The first stage sends the operand of the activation."""
+    (send,) = (node for node in model.graph.node if node.op_type == "Send")
+    (tanh,) = (node for node in model.graph.node if node.op_type == "Tanh")
+    send.input[0] = tanh.input[0]
+
+
+def _other_saved(model) -> None:
+    """The last stage saves the sums of its neurons negated, under their name."""
+    (sums,) = (node for node in model.graph.node if node.op_type == "Gemm")
+    name = sums.output[0]
+    for node in model.graph.node:
+        node.input[:] = ["sums" if read == name else read for read in node.input]
+    sums.output[0] = "sums"
+    model.graph.node.append(helper.make_node("Neg", ["sums"], [name]))
+
+
+def _first_batch_alone(model) -> None:
+    """A stage adds no term of a further micro-batch to its sum, but the sum itself."""
+    add = next(node for node in model.graph.node if node.op_type == "Add" and node.output[0].endswith("_sum_out"))
+    add.input[1] = add.input[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "edit"),
+    [("0000.forward", _before_tanh), ("0001.forward", _other_saved), ("0001.backward", _first_batch_alone)],
+)
+def test_a_stage_that_is_wrong_is_noticed(file, edit, tmp_path):
+    (fixture, options), out = FOLDERS["stages of micro-batches"], tmp_path / "out"
+    assert main(["shard", str(FIXTURES / f"{fixture}.onnx"), *options, "-o", str(out), "-q"]) == 0
+    edit_file(out / f"rank_{file}.onnx", edit)
+    prover = Prover(folder_relation(out))
+    assert not prover.run().proven
+    assert check(out, CertificateWriter(out, prover).text()).exit_code == 1
+
+
+def test_a_value_that_nobody_receives_is_noticed(certified, tmp_path):
+    """Of the certificate of a folder, where a stage sends once more: no line says anything of a Send."""
+    (folder, text), out = certified("stages"), tmp_path / "out"
+    shutil.copytree(folder, out)
+
+    def send_again(model) -> None:
+        sends = [node for node in model.graph.node if node.op_type == "Send"]
+        model.graph.node.append(sends[0])
+
+    edit_rank(out, 0, send_again)
+    head, *lines = map(json.loads, text.splitlines())
+    del head["digest"]
+    result = check(out, sealed([{**head, "files": read_manifest(out)[0].read_digests}, *lines]))
+    assert result.exit_code == 1 and "sent" in result.fault.actual
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
