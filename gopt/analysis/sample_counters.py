@@ -90,7 +90,7 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
 
 
 def _moved(training: TrainingGraph) -> set[str]:
-    """The values that a batch moves, otherwise than by its sizes and types: no such value is a constant."""
+    """The values moved by a batch otherwise than by sizes and types: no constants."""
     moved = set(training.batch)
     for node in training.graph.nodes:
         reads = node.inputs[:1] if node.is_in(TYPED) else node.reads

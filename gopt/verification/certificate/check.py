@@ -18,7 +18,7 @@ import numpy as np
 from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
-from gopt.artifact.manifest_entries import LocalAccumulator, LocalState, RankEntry
+from gopt.artifact.manifest_entries import LocalState, RankEntry
 from gopt.artifact.pieces import Piece, cover, put
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
@@ -66,10 +66,12 @@ class FolderCheck(NodeChecker):
         self.where, self.subject, self.line = "", "", 0
         self.rest: set[int] = set()
         self.chosen: set[str] = set()
+        self.current: dict[tuple[int, str], Array] = {}
+        """(rank, input) -> the value behind the phases so far."""
         self.unread: set[tuple[int, str]] = set()
         self.mail: dict[tuple[int, int, str, int], list[tuple[CallSignature, list[int]]]] = {}
-        """(sender, receiver, group, tag) -> what was sent and not yet received: the call and the values."""
-        self.schedule = self.manifest.schedule
+        """(sender, receiver, group, tag) -> calls and values on the way."""
+        self.schedule, self.state_types = self.manifest.schedule, {of.tensor: of.type for of in self.manifest.states}
         self.split = frozenset(axis for axis, size in self.extents.items() if size > 1)
         self.varying = self.split.intersection((*self.mesh.data_axes, MICRO))
 
@@ -109,11 +111,7 @@ class FolderCheck(NodeChecker):
         rows = [json.loads(line) for line in self.lines[:-1]]
         head = dict(rows[0])
         digest = head.pop("digest", None)
-        if (
-            self.lines[-1]
-            or sealed([head, *rows[1:]]) != "\n".join(self.lines)
-            or json.loads(sealed([head, *rows[1:]]).split("\n")[0])["digest"] != digest
-        ):
+        if sealed([head, *rows[1:]]) != "\n".join(self.lines):
             raise WrongLine(f"digest {digest}", "the SHA-256 of all lines")
         due = {"format": FORMAT, "mesh": encoded(self.manifest.mesh.axes), "accumulate": self.manifest.accumulate,
                "files": self.manifest.read_digests, "lines": len(rows) - 1}  # fmt: skip
@@ -150,35 +148,26 @@ class FolderCheck(NodeChecker):
     def _claims(self) -> None:
         """States, inputs, combined values and outputs: what is claimed of the source."""
         self.states, self.inputs, self.shown = dict[str, list[int]](), dict[str, int](), dict[str, int]()
-        local = {
-            state.pieces[0].tensor
-            for entry in self.manifest.ranks
-            for state in self.manifest.states_of(entry)
-            if state.local
-        }
+        states = (state for entry in self.manifest.ranks for state in self.manifest.states_of(entry))
+        self.local = {state.pieces[0].tensor for state in states if state.local}
         for state in self.manifest.states:
             name, *numbers = self.take(self.next("state"), "state", "start", "during", "new")
             axes = frozenset[str]()
             if state.kind is StateKind.STATISTIC:
-                axes = self.varying if name in local else self.varying & {MICRO}
-            leaves = (
-                [("state", axes)] * 2 if MICRO not in axes else [("initial state", axes - {MICRO}), ("state", axes)]
-            )
-            for number, (kind, varies) in zip(numbers, leaves):
+                axes = self.varying if name in self.local else self.varying & {MICRO}
+            initial = "initial state" if MICRO in axes else "state"
+            for number, kind, varies in zip(numbers, (initial, "state"), (axes - {MICRO}, axes)):
                 self._leaf(number, kind, name, varies, state.shape)
             if name != state.tensor:
                 raise WrongLine(name, state.tensor)
             self.states[name] = numbers
+        rows = self.states.items()
+        self.starts, self.during, self.new = ({name: numbers[at] for name, numbers in rows} for at in range(3))
         for entry in self.manifest.common.inputs:
             name, number = self.take(self.next("input"), "input", "number")
-            kind = entry.kind.value
-            self._leaf(
-                number,
-                "batch" if kind == "batch" else "input",
-                name,
-                self.varying if kind == "batch" else frozenset(),
-                entry.shape,
-            )
+            batch = entry.kind.value == "batch"
+            varies = self.varying if batch else frozenset()
+            self._leaf(number, "batch" if batch else "input", name, varies, entry.shape)
             if name != entry.name:
                 raise WrongLine(name, entry.name)
             self.inputs[name] = number
@@ -233,9 +222,8 @@ class FolderCheck(NodeChecker):
         missing = [operand for operand in node.reads if operand not in program.values]
         if missing:
             raise WrongLine(f"{node.label} reads {missing[0]}", "a value with a line")
-        for output in filter(None, node.outputs):
-            if output not in program.values:
-                raise WrongLine(f"no line for {output}", "a line for every result")
+        if missing := [output for output in node.outputs if output and output not in program.values]:
+            raise WrongLine(f"no line for {missing[0]}", "a line for every result")
         self._lawful(name, self.node, program, node)
 
     def _lawful(self, name: str, check: Callable[..., None], *operands: Any) -> None:
@@ -262,25 +250,20 @@ class FolderCheck(NodeChecker):
     def _source(self) -> None:
         """The source before and behind the combined gradients."""
         graph, self.opset = self.graph, opset_of(self.graph.header)
-        starts = {name: numbers[0] for name, numbers in self.states.items()}
-        during = {name: numbers[1] for name, numbers in self.states.items()}
-        local = self._program({"program": "local"}, graph, during | self.inputs, None)
+        local = self._program({"program": "local"}, graph, self.during | self.inputs, None)
         self._constants(local)
         for node in graph.nodes:
             if not local.values.keys().isdisjoint(node.outputs):
                 self._checked_node(local, node)
-        order = [
-            (next((key for key in ("parameter", "shared", "state") if key in line), ""), line["combined"])
-            for line in self.combined
-        ]
+        kinds = (next((key for key in ("parameter", "shared", "state") if key in line), "") for line in self.combined)
+        order = [(kind, line["combined"]) for kind, line in zip(kinds, self.combined)]
         if order != sorted(set(order)):
             raise WrongLine("combined values in another order", "sorted")
         met = {line["combined"]: self._combination(line, local) for line in self.combined}
         if len(met) != len(self.combined):
             raise WrongLine("a value combined twice", "each once")
-        update = self._program({"program": "update"}, graph, starts | self.inputs | met, local)
+        update = self._program({"program": "update"}, graph, self.starts | self.inputs | met, local)
         self._constants(update)
-        before = local.values
         for node in graph.nodes:
             outputs = [name for name in node.outputs if name]
             if any(name in met for name in outputs):
@@ -288,7 +271,7 @@ class FolderCheck(NodeChecker):
             listed = any(name in update.lines and update.lines[name] != local.lines.get(name) for name in outputs)
             if listed:
                 self._checked_node(update, node)
-            elif any(update.values.get(name, -1) != before.get(name) for name in node.reads):
+            elif any(update.values.get(name, -1) != local.values.get(name) for name in node.reads):
                 for name in outputs:
                     update.values.pop(name, None)
         for state in self.manifest.states:
@@ -344,9 +327,7 @@ class FolderCheck(NodeChecker):
         if MICRO in self.varying:
             value = self._after(number, *(self.value(of) for of in self.states[tensor][1::-1]))
         rules = {entry.tensor: entry.rule for entry in self.manifest.reductions}
-        local = any(state.local for entry in self.manifest.ranks for state in self.manifest.states_of(entry)
-                    if state.pieces[0].tensor == tensor)  # fmt: skip
-        rule = rules.get(tensor, "local" if local else self.manifest.statistics)
+        rule = rules.get(tensor, "local" if tensor in self.local else self.manifest.statistics)
         if rule == "mean":
             value = self._mean(value, data, rule)
         elif rule == "root":
@@ -410,17 +391,16 @@ class FolderCheck(NodeChecker):
                 if (entry.rank, name) in moved:
                     raise WrongLine(f"{name} moves twice", "once")
                 moved[entry.rank, name] = number
-        current: dict[tuple[int, str], Array] = {}
         shown: dict[tuple[int, str], int] = {}
         types: dict[tuple[int, str], str] = {}
         for phase, times in self.schedule.items():
             for entry in self.manifest.ranks:
-                self._inputs(programs[entry.rank, phase], entry, times, current)
+                self._inputs(programs[entry.rank, phase], entry, times)
                 self._constants(programs[entry.rank, phase])
             self._phase([programs[entry.rank, phase] for entry in self.manifest.ranks])
             for entry in self.manifest.ranks:
                 program = programs[entry.rank, phase]
-                self._carry(program, entry, times, current, moved, types)
+                self._carry(program, entry, times, moved, types)
                 for name in self.shown.keys() & program.graph.outputs.keys():
                     self._at(program, name)
                     number = program.values[name]
@@ -429,13 +409,10 @@ class FolderCheck(NodeChecker):
                     shown[entry.rank, name] = number
         if moved or any(self.mail.values()):
             raise WrongLine(f"moved {list(moved)}, sent {[way for way in self.mail if self.mail[way]]}", "all received")
-        self._ends(current, shown, types)
+        self._ends(shown, types)
 
-    def _inputs(
-        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Array]
-    ) -> None:
+    def _inputs(self, program: CheckedProgram, entry: RankEntry, times: int) -> None:
         """The inputs of a rank are the pieces of the manifest."""
-        starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
         states = {state.input: state for state in self.manifest.states_of(entry)}
         for name, type in program.graph.inputs.items():
             self._at(program, name)
@@ -444,30 +421,28 @@ class FolderCheck(NodeChecker):
             number, state = program.values[name], states.get(name)
             if type.static and self.forms[number].shape != type.shape:
                 raise WrongLine(f"shape {self.forms[number].shape}", f"shape {type.shape}")
-            if state is None or {(entry.rank, name)} & (current.keys() | self.unread):
-                self._lawful(name, self._input, number, name, entry, times, current)
+            if state is None or {(entry.rank, name)} & (self.current.keys() | self.unread):
+                self._lawful(name, self._input, number, name, entry, times)
                 continue
             moves = times > 1 and state.output in program.graph.outputs
-            self._lawful(name, self._held_state, number, state, during if moves else starts, type.dtype)
+            self._lawful(name, self._held_state, number, state, self.during if moves else self.starts, type.dtype)
 
     def _held_state(self, number: int, state: LocalState, whole: Mapping[str, int], dtype: str) -> None:
         """A state at the start of a step or of a micro-step."""
-        source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
+        source = self.state_types[state.pieces[0].tensor].dtype
         self.due(number, self.cast(self._held(state.pieces, whole), source, dtype), "the pieces of the manifest")
 
-    def _input(
-        self, number: int, name: str, entry: RankEntry, times: int, current: dict[tuple[int, str], Array]
-    ) -> None:
+    def _input(self, number: int, name: str, entry: RankEntry, times: int) -> None:
         """A sum, a value of the phase before, a batch or a hyper-parameter."""
         boxes = {part.input: part.box for part in entry.fed}
-        carried = {(entry.rank, name)} & (current.keys() | self.unread)
+        carried = {(entry.rank, name)} & (self.current.keys() | self.unread)
         if any(accumulator.input == name for accumulator in entry.accumulators) and (times > 1 or not carried):
             elements = self._parts(number)
             due = [("sum so far", (name, entry.rank, index)) for index, _ in enumerate(elements)]
             if [self.forms[of][:2] for of in elements] != due:
                 raise WrongLine(str(self.forms[number]), "any sum so far")
         elif carried:
-            self.due(number, self._carried_on(current, entry.rank, name), "the value of the phase before")
+            self.due(number, self._carried_on(entry.rank, name), "the value of the phase before")
         elif name in boxes:
             selection = [tuple(ranges_of(ends)) for ends in boxes[name]]
             self.due(number, box(self.value(self.inputs[name]), selection), "a part of the batch")
@@ -481,97 +456,85 @@ class FolderCheck(NodeChecker):
         return inner if prod(shape or ()) else []
 
     def _carry(
-        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Array],
-        moved: dict[tuple[int, str], int], types: dict[tuple[int, str], str],
+        self, program: CheckedProgram, entry: RankEntry, times: int, moved: dict[tuple[int, str], int],
+        types: dict[tuple[int, str], str],
     ) -> None:  # fmt: skip
-        """The new states and sums of a phase."""
-        for accumulator in entry.accumulators:
-            if accumulator.output in program.graph.outputs:
-                self._at(program, accumulator.output)
-                self.unread.add((entry.rank, accumulator.input))
-                self._lawful(accumulator.output, self._sum, program, entry.rank, accumulator, times, current)
-        for saved in entry.saved:
-            if saved.name in program.graph.outputs:
-                self._at(program, saved.name)
-                self.unread.add((entry.rank, saved.name))
-                self._lawful(saved.name, self._saved, program, entry.rank, saved.name, current)
-        for state in self.manifest.states_of(entry):
-            if state.output in program.graph.outputs:
-                self._at(program, state.output)
-                self.unread.add((entry.rank, state.input))
-                types[entry.rank, state.input] = program.graph.outputs[state.output].dtype
-                within = moved.pop((entry.rank, state.input), None) if times > 1 else None
-                self._lawful(state.output, self._state, program, entry.rank, state, times, within, current)
+        """The new states, sums and saved values of a phase."""
+        outputs = program.graph.outputs
+        for saved in (of for of in entry.saved if of.name in outputs):
+            self._keep(program, entry.rank, saved.name, saved.name, self._of_phase)
+        for of in (of for of in entry.accumulators if of.output in outputs):
+            self._keep(program, entry.rank, of.input, of.output, self._sum, program.values[of.input], times)
+        for state in (state for state in self.manifest.states_of(entry) if state.output in outputs):
+            types[entry.rank, state.input] = outputs[state.output].dtype
+            within = (state, moved.pop((entry.rank, state.input), None)) if times > 1 else ()
+            self._keep(
+                program, entry.rank, state.input, state.output, self._moved if within else self._of_phase, *within
+            )
 
-    def _sum(
-        self, program: CheckedProgram, rank: int, accumulator: LocalAccumulator, times: int,
-        current: dict[tuple[int, str], Array],
-    ) -> None:  # fmt: skip
+    def _keep(
+        self, program: CheckedProgram, rank: int, name: str, output: str, law: Callable[..., Array], *operands: Any
+    ) -> None:
+        """Store an output of a phase for the input ``name`` of further phases, if a law of the checker allows."""
+
+        def store() -> None:
+            self.current[rank, name] = law(program.values[output], *operands)
+            self.unread.discard((rank, name))
+
+        self._at(program, output)
+        self.unread.add((rank, name))
+        self._lawful(output, store)
+
+    def _sum(self, number: int, before: int, times: int) -> Array:
         """A sum after all micro-steps of a phase."""
-        number, before = program.values[accumulator.output], program.values[accumulator.input]
-        value = self.value(number)
+        value, fault = self.value(number), WrongLine("what a micro-step adds depends on the sum", "a term for any sum")
         if times > 1:
             value = self.plus(value, self.times(self.value(before), self.element(-1)))
             again = tuple((of, None) for of in self._parts(before))
             elsewhere = self.plus(self.value(number, again), self.times(self.value(before, again), self.element(-1)))
             if not np.array_equal(value, elsewhere):
-                raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
-            value = self.over(value, self.varying & {MICRO})
-        elif self.begun[number]:
-            raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
-        current[rank, accumulator.input] = value
-        self.unread.discard((rank, accumulator.input))
-
-    def _saved(
-        self, program: CheckedProgram, rank: int, name: str, current: dict[tuple[int, str], Array]
-    ) -> None:  # fmt: skip
-        """A value of a micro-batch that a further phase reads."""
-        if self.begun[program.values[name]]:
-            raise WrongLine("a value that depends on sums of micro-steps", "another")
-        current[rank, name] = self.value(program.values[name])
-        self.unread.discard((rank, name))
-
-    def _state(
-        self, program: CheckedProgram, rank: int, state: LocalState, times: int, within: int | None,
-        current: dict[tuple[int, str], Array],
-    ) -> None:  # fmt: skip
-        """A state after all micro-steps of a phase, an expression ``within`` the next phase."""
-        number = program.values[state.output]
+                raise fault
+            return self.over(value, self.varying & {MICRO})
         if self.begun[number]:
-            raise WrongLine("a state that depends on sums of micro-steps", "another")
-        if times > 1:
-            if within is None:
-                raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
-            starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
-            value = self._after(number, self._held(state.pieces, during), self._held(state.pieces, starts))
-            self.due(within, value, "the state after all micro-steps")
-            number = within
-        current[rank, state.input] = self.value(number)
-        self.unread.discard((rank, state.input))
+            raise fault
+        return value
 
-    def _carried_on(self, current: Mapping[tuple[int, str], Array], rank: int, name: str) -> Array:
+    def _of_phase(self, number: int) -> Array:
+        """A state of a phase run once, or a value saved for a further phase."""
+        if self.begun[number]:
+            raise WrongLine("a value that depends on sums of micro-steps", "another")
+        return self.value(number)
+
+    def _moved(self, number: int, state: LocalState, within: int | None) -> Array:
+        """A state after all micro-steps of a phase, an expression ``within`` the next phase."""
+        self._of_phase(number)
+        if within is None:
+            raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
+        value = self._after(number, self._held(state.pieces, self.during), self._held(state.pieces, self.starts))
+        self.due(within, value, "the state after all micro-steps")
+        return self.value(within)
+
+    def _carried_on(self, rank: int, name: str) -> Array:
         """The value of a state or a sum behind the phases so far."""
         if (rank, name) in self.unread:
             raise WrongLine("", "", "values of phases before")
-        return current.get((rank, name), np.zeros([1] * self.lead + [0], np.uint64))
+        return self.current.get((rank, name), np.zeros([1] * self.lead + [0], np.uint64))
 
-    def _ends(self, current: Mapping[tuple[int, str], Array], shown: Mapping[tuple[int, str], int],
-              types: Mapping[tuple[int, str], str]) -> None:  # fmt: skip
+    def _ends(self, shown: Mapping[tuple[int, str], int], types: Mapping[tuple[int, str], str]) -> None:
         """The new states of all ranks are pieces of the source's, and the pieces are all of them."""
-        new = {name: numbers[2] for name, numbers in self.states.items()}
-        covered: dict[str, set[Piece]] = {name: set() for name in new}
+        covered: dict[str, set[Piece]] = {name: set() for name in self.states}
         self.line = 0
         for entry in self.manifest.ranks:
             self.where = f"rank {entry.rank}"
             for accumulator in entry.accumulators:
                 self.subject = accumulator.input
-                self._lawful(accumulator.input, self._empty, current, entry.rank, accumulator.input)
+                self._lawful(accumulator.input, self._empty, entry.rank, accumulator.input)
             for state in self.manifest.states_of(entry):
                 self.subject = state.input
                 for piece in state.pieces if not state.copy else ():
                     covered[piece.tensor].add(piece)
                 to = types.get((entry.rank, state.input), "")
-                self._lawful(state.input, self._end, entry.rank, state, current, new, to)
+                self._lawful(state.input, self._end, entry.rank, state, to)
         for name in self.shown:
             if not any((entry.rank, name) in shown for entry in self.manifest.ranks):
                 raise WrongLine(f"no rank shows {name}", "the output")
@@ -580,24 +543,16 @@ class FolderCheck(NodeChecker):
                 raise WrongLine(f"the pieces of {of.tensor} are not all of it", "all elements")
         self._starts()
 
-    def _empty(self, current: Mapping[tuple[int, str], Array], rank: int, name: str) -> None:
-        if self._carried_on(current, rank, name).any():
+    def _empty(self, rank: int, name: str) -> None:
+        if self._carried_on(rank, name).any():
             raise WrongLine("a sum of micro-steps that is not empty", "zero")
 
-    def _end(
-        self,
-        rank: int,
-        state: LocalState,
-        current: Mapping[tuple[int, str], Array],
-        new: Mapping[str, int],
-        to: str,
-    ) -> None:
+    def _end(self, rank: int, state: LocalState, to: str) -> None:
         """Raise WrongLine unless a rank's new state is pieces of the source's, alike on all ranks."""
-        value = self._carried_on(current, rank, state.input)
-        due = self._held(state.pieces, new)
+        value, due = self._carried_on(rank, state.input), self._held(state.pieces, self.new)
         if not state.local and not self.alike(value):
             raise WrongLine("a state that differs between ranks", "one value")
-        source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
+        source = self.state_types[state.pieces[0].tensor].dtype
         if state.copy and to not in (source, *WIDER.get(source, ())):
             due = self.rounded(due, to)
         value = value.reshape(*value.shape[: self.lead], -1)
@@ -607,11 +562,10 @@ class FolderCheck(NodeChecker):
     def _starts(self) -> None:
         """All ranks start an element of a state from one value, and sums from zero."""
         whole: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        entries = {entry.rank: entry for entry in self.manifest.ranks}
         for (rank, phase), program in self.rank_graphs.items():
-            entry = next(entry for entry in self.manifest.ranks if entry.rank == rank)
-            stored = {
-                name: tensor for name, tensor in program.graph.initializers.items() if name in program.graph.inputs
-            }
+            entry, graph = entries[rank], program.graph
+            stored = {name: tensor for name, tensor in graph.initializers.items() if name in graph.inputs}
             self.where = f"rank {rank}, {phase}"
             for accumulator in entry.accumulators:
                 if accumulator.input in stored and np.asarray(stored[accumulator.input].numpy()).any():
@@ -621,10 +575,9 @@ class FolderCheck(NodeChecker):
                     continue
                 flat, at = np.asarray(stored[state.input].numpy()).reshape(-1), 0
                 for piece in state.pieces:
-                    of = next(of for of in self.manifest.states if of.tensor == piece.tensor)
-                    values, written = whole.setdefault(
-                        piece.tensor, (np.zeros(of.type.dims, flat.dtype), np.zeros(of.type.dims, bool))
-                    )
+                    dims = self.state_types[piece.tensor].dims
+                    new = np.zeros(dims, flat.dtype), np.zeros(dims, bool)
+                    values, written = whole.setdefault(piece.tensor, new)
                     before, mask = values.copy(), written.copy()
                     put(values, piece.place, flat[at : at + piece.elements], piece.start)
                     put(written, piece.place, np.ones(piece.elements, bool), piece.start)
@@ -640,28 +593,23 @@ class FolderCheck(NodeChecker):
         for rank in range(len(programs)):
             self._to_call(programs, rank, waiting)
         while waiting:
-            moved = [rank for rank, node in waiting.items() if self._moves(programs[rank], rank, node)]
-            for rank in moved:
-                programs[rank].at += 1
-                del waiting[rank]
-                self._to_call(programs, rank, waiting)
-            if moved:
-                continue
+            done = [rank for rank, node in waiting.items() if self._moves(programs[rank], rank, node)]
             groups: dict[tuple[int, ...], int] = {}
             for rank, node in waiting.items():
                 members = self.mesh.members(str(node.attributes["group"]), rank)
                 groups[members] = groups.get(members, 0) + (not COLLECTIVES[node.op_type].pairwise)
             ready = [members for members, count in groups.items() if count == len(members)]
-            if not ready:
+            if not ready and not done:
                 rank, node = min(waiting.items())
                 self._at(programs[rank], next(filter(None, node.outputs), ""))
                 raise WrongLine(f"call {node.label}, to which members never come", "all members in one call")
             for members in ready:
-                nodes = [waiting.pop(rank) for rank in members]
+                nodes = [waiting[rank] for rank in members]
                 self._lawful(nodes[0].label, self._call, [programs[rank] for rank in members], nodes, members)
-                for rank in members:
-                    programs[rank].at += 1
-                    self._to_call(programs, rank, waiting)
+            for rank in (*done, *(rank for members in ready for rank in members)):
+                del waiting[rank]
+                programs[rank].at += 1
+                self._to_call(programs, rank, waiting)
 
     def _to_call(self, programs: Sequence[CheckedProgram], rank: int, waiting: dict[int, Node]) -> None:
         program = programs[rank]
@@ -674,34 +622,36 @@ class FolderCheck(NodeChecker):
             program.at += 1
 
     def _moves(self, program: CheckedProgram, rank: int, node: Node) -> bool:
-        """Return whether a rank that waits sends a value, or receives one that was sent."""
+        """Return whether a waiting rank sends a value, or receives a sent value."""
         if not COLLECTIVES[node.op_type].pairwise:
             return False
         group, tag, peer = str(node.attributes["group"]), node.attributes["tag"], node.attributes["peer"]
-        places = [self.mesh.coordinates(member) for member in (peer, rank)]
-        among = [{axis: place[axis] for axis in self.mesh.split(group)} for place in places]
+        axes = self.mesh.split(group)
+        among = [{axis: self.mesh.coordinates(member)[axis] for axis in axes} for member in (peer, rank)]
         self._at(program, next(filter(None, node.outputs), ""))
         if peer == rank or peer not in self.mesh.members(group, rank):
             raise WrongLine(f"{node.op_type} with rank {peer}", f"another rank along {group}")
-        types = [(program.graph.types[name].dtype, self.shape(program.values[name])) for name in node.inputs]
-        signature = call_signature(node.op_type, node.attributes, types)._replace(op="")
+        signature = self._signature(program, node)._replace(op="")
         if node.op_type == "Send":
-            numbers = [program.values[name] for name in node.inputs]
-            self.mail.setdefault((rank, peer, group, tag), []).append((signature, numbers))
+            message = signature, [program.values[name] for name in node.inputs]
+            self.mail.setdefault((rank, peer, group, tag), []).append(message)
             return True
-        way = peer, rank, group, tag
-        if not self.mail.get(way):
+        if not (mail := self.mail.get((peer, rank, group, tag))):
             return False
-        sent, numbers = self.mail[way].pop(0)
+        sent, numbers = mail.pop(0)
         if sent != signature or any(program.rules[name] != "call" for name in node.outputs):
             raise WrongLine(f"{signature}", f"{sent}, by rule call")
         self._lawful(node.label, self._received, [program.values[name] for name in node.outputs], numbers, *among)
         return True
 
+    def _signature(self, program: CheckedProgram, node: Node) -> CallSignature:
+        types = [(program.graph.types[name].dtype, self.shape(program.values[name])) for name in node.inputs]
+        return call_signature(node.op_type, node.attributes, types)
+
     def _received(
         self, results: Sequence[int], sent: Sequence[int], sender: Mapping[str, int], receiver: Mapping[str, int]
     ) -> None:
-        """Raise WrongLine unless the values on a receiver are those on the sender."""
+        """Raise WrongLine unless receiver and sender have the same values."""
         for result, number in zip(results, sent, strict=True):
             self.due(result, self.on(self.value(number), sender.items()), "what was sent", member=receiver)
 
@@ -713,16 +663,7 @@ class FolderCheck(NodeChecker):
             reads = [name for name in node.inputs if name not in program.values]
             if reads or any(name and program.rules.get(name, "call") != "call" for name in node.outputs):
                 raise WrongLine(f"{node.label} reads {reads}", "values with lines, and rule call")
-            types = [(program.graph.types[name].dtype, self.shape(program.values[name])) for name in node.inputs]
-            dtype = next(
-                (
-                    program.graph.types[name].dtype
-                    for name in (*node.inputs, *node.outputs)
-                    if name in program.graph.types
-                ),
-                "",
-            )
-            signatures.add(call_signature(node.op_type, node.attributes, types or [(dtype, ())]) if types else None)
+            signatures.add(self._signature(program, node) if node.inputs else None)
         if len(signatures - {None}) > 1:
             raise WrongLine(" and ".join(map(str, signatures)), "one call of all members")
         node, axes = nodes[0], self.mesh.split(str(nodes[0].attributes["group"]))
@@ -753,10 +694,8 @@ def check(home: Path, text: str) -> CertificateCheck:
     try:
         folder.run()
     except (WrongLine, GoptError, *MALFORMED) as error:
-        actual, due = (
-            (error.actual, error.due) if isinstance(error, WrongLine) else (f"{type(error).__name__}: {error}", "")
-        )
-        line = max(folder.line or folder.number, 1)
-        fault = CertificateFault(line, folder.where or "the head and the expressions", folder.subject, actual, due)
+        wrong = error if isinstance(error, WrongLine) else WrongLine(f"{type(error).__name__}: {error}")
+        line, where = max(folder.line or folder.number, 1), folder.where or "the head and the expressions"
+        fault = CertificateFault(line, where, folder.subject, wrong.actual, wrong.due)
         return CertificateCheck(len(folder.lines) - 1, 0, {}, fault)
     return CertificateCheck(len(folder.rows), len(folder.rows) - len(folder.rest), folder.lemmas)

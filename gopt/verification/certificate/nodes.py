@@ -205,11 +205,7 @@ class NodeChecker(PointValues):
         else:
             if draws(node):
                 drawn = self.forms[number].operands[-1:]
-                if (
-                    not drawn
-                    or self.forms[drawn[0]][:2] != ("draw", node.outputs[0])
-                    or self.varies[drawn[0]] != self.apart
-                ):
+                if [(*self.forms[of][:2], self.varies[of]) for of in drawn] != [("draw", node.outputs[0], self.apart)]:
                     raise WrongLine(str(self.forms[number]), "what a node draws")
                 numbers = [*numbers, drawn[0]]
             op = operator_name(node)

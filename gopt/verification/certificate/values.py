@@ -214,9 +214,8 @@ class PointValues(PrimeField):
         op, attributes, operands, _ = self.forms[number]
         fits = len(operands) == 1 if op in SINGLE else bool(operands) or op not in ("flat", "iterated")
         if op in ("linear", "product", "flat", *IDENTITY) and attributes != "members":
-            fits = (
-                fits and len(attributes) == len(operands) and (op == "flat" or list(operands) == sorted(set(operands)))
-            )
+            ordered = op == "flat" or list(operands) == sorted(set(operands))
+            fits = fits and ordered and len(attributes) == len(operands)
         inner = {self.forms[of].op for of in operands}
         if op in ("view", "inverse", "counted"):
             fits = fits and attributes is None and (op != "view" or "view" not in inner)

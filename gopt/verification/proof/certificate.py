@@ -95,7 +95,7 @@ class CertificateWriter:
         before = self._swept(subgraph(graph, graph.nodes, wanted, ()), expected.during | inputs, local)
         section = self._section({"program": "local"}, graph, before, {})
         met = {name: update[name] for name in combined(training) if name in update}
-        wanted = update_graph(training, training.shown).outputs
+        wanted = update_graph(training, [name for name in training.shown if name not in before]).outputs
         behind = self._swept(subgraph(graph, graph.nodes, wanted, met), expected.start | inputs | met, update)
         self._section({"program": "update"}, graph, behind, section)
 
@@ -164,7 +164,7 @@ class CertificateWriter:
         return {**results, **after}
 
     def _section(self, head: Line, graph: Graph, values: SweptValues, lead: Section) -> Section:
-        """Write the values of a graph that are not those of another one, ``lead``; return all."""
+        """Write the values of a graph without an equal in another graph, ``lead``; return all."""
         self.values.append(head)
         producers, section = graph.producers(), Section()
         for name in order_of(graph):
