@@ -11,7 +11,7 @@ from gopt.records.mesh import PIPELINE
 from gopt.spmd.liveness import LivePeaks, peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, stage_actions, with_common
+from gopt.spmd.stage_actions import ChunkAction, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 
 
@@ -95,7 +95,7 @@ def _update(program: SpmdProgram) -> list[Node]:
     return with_common(set(program.phase_results()[1].values()), program.graph.nodes)
 
 
-def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _Action]:
+def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[ChunkAction, _Action]:
     """The actions of a rank, with the common nodes behind the operands."""
     actions = {part: _Action() for part in step.order}
     common: list[Node] = []
@@ -118,17 +118,19 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
     return actions
 
 
-def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str]) -> None:
+def _save(
+    actions: Mapping[ChunkAction, _Action], order: list[ChunkAction], sizes: LocalSizes, kinds: Mapping[str, str]
+) -> None:
     """Find the values saved by each action, and the last reader of each. ``order``: of the
     member, for all micro-batches."""
     ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
-    makers: dict[str, Part] = {}
-    reads: dict[Part, set[str]] = {}
+    makers: dict[str, ChunkAction] = {}
+    reads: dict[ChunkAction, set[str]] = {}
     for part, action in actions.items():
         results = {name for _, node in action.nodes for name in node.outputs}
         reads[part] = {name for _, node in action.nodes for name in node.reads} - results
         makers.update((name, part) for name in results if name not in makers)
-    last: dict[str, Part] = {}
+    last: dict[str, ChunkAction] = {}
     for part in sorted(actions, key=lambda part: ends.get(part, -1)):
         last.update((name, part) for name in reads[part] if name in makers)
     for name, reader in last.items():
