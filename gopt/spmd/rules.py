@@ -101,8 +101,8 @@ def _check_presence(use: Use) -> None:
 
 
 def _read(use: Use) -> Use:
-    """A node without the operands read for their type alone, except for those of a single member. Raises Mismatch where
-    a member that runs the node has no part of one."""
+    """A node without the operands read for the type alone, except values of a single member. Raises Mismatch where a
+    member runs the node without a part of such an operand."""
     if not use.standard or use.op_type not in TYPED:
         return use
     typed = {use.operands[slot] for slot in operator(use.op_type).by_type if slot < len(use.operands)}

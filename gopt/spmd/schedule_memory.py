@@ -102,8 +102,8 @@ def scheduled(
 
 
 def _measured(
-    program: SpmdProgram, last_runs: Sequence[ChunkAction], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
-    coordinates: Mapping[str, int],
+    program: SpmdProgram, last_runs: Sequence[ChunkAction], sizes: LocalSizes, updated: Set[str],
+    kinds: Mapping[str, str], coordinates: Mapping[str, int],
 ) -> _Memory:  # fmt: skip
     """The memory of each action of a rank. ``last_runs``: the actions by the ends of the last runs."""
     updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
