@@ -114,7 +114,7 @@ def command(model: str, **args: Any) -> None:
 
 
 def _plan(model: str, args: dict[str, Any]) -> None:
-    """Rank the choices of sharding, or of servers, and print them."""
+    """Rank and print the choices of sharding, or of servers."""
     from gopt import api
     from gopt.records.topology import parse_bytes
     from gopt.verbs.plan import plan

@@ -44,7 +44,7 @@ def _drawing_members(relation: ProofRelation) -> dict[str, set[int]]:
 
 
 def _drawn(rank: RankRelation) -> Iterator[tuple[str, str]]:
-    """The values that a rank draws, each with the phase of its file."""
+    """The values drawn by a rank, each with the phase of the file."""
     for phase, graph in rank.graphs.items():
         for node in graph.nodes:
             yield from ((phase, name) for name in (node.outputs if draws(node) else ()))
