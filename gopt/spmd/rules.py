@@ -105,11 +105,16 @@ def _read(use: Use) -> Use:
     member runs the node without a part of such an operand."""
     if not use.standard or use.op_type not in TYPED:
         return use
-    typed = {use.operands[slot] for slot in operator(use.op_type).by_type if slot < len(use.operands)}
-    unread = [operand for operand in typed if not isinstance(operand.placement, OnMember)]
-    terms = [operand for operand in unread if isinstance(operand.placement, Partial) and operand.placement.on is None]
-    _check_presence(replace(use, operands=tuple(operand for operand in unread if operand not in terms)))
-    return replace(use, operands=tuple(operand for operand in use.operands if operand not in unread))
+    by_type = operator(use.op_type).by_type
+    read = [x for slot, x in enumerate(use.operands) if slot not in by_type or isinstance(x.placement, OnMember)]
+    rest = [x for slot, x in enumerate(use.operands) if slot in by_type and not _on_all(x.placement)]
+    _check_presence(replace(use, operands=tuple(rest)))
+    return replace(use, operands=tuple(read))
+
+
+def _on_all(placement: Placement) -> bool:
+    """Return whether every member has a term of a value."""
+    return isinstance(placement, Partial) and placement.on is None
 
 
 # --- families ---------------------------------------------------------------------------------------------------------
