@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from gopt.ir.graph import Node, clone
 from gopt.records.mesh import PIPELINE
+from gopt.spmd.host_memory import on_device
 from gopt.spmd.liveness import LivePeaks, peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
@@ -68,9 +69,13 @@ def scheduled(
     row = plan.schedule.members[coordinates[PIPELINE]]
     order = [(action.kind, plan.chunk(action.stage)) for action in row]
     actions = _actions(stage_actions(program), coordinates)
-    _save(actions, order, sizes, kinds)
+    moved = set(program.host.activations)
+    _save(actions, order, sizes, kinds, moved)
     for action in actions.values():
-        action.peaks = peaks([node for _, node in action.nodes], sizes, updated, kinds, action.saves)
+        nodes = [node for _, node in action.nodes]
+        carried = moved.difference(*(node.outputs for node in nodes))
+        device_nodes, counts = on_device(program, nodes, sizes, carried, moved & action.saves)
+        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves)
     sums = sum(item.local_type(coordinates).nbytes for item in program.accumulators if item.present(coordinates))
     now, most = Counter(gradients=sums), Counter[str]()
 
@@ -85,7 +90,8 @@ def scheduled(
         most["saved"] = max(most["saved"], now.total() - sums)
         now.subtract(actions[part].freed)
     update = program.once("nodes of the update", lambda: _update(program))
-    during(peaks(on_rank(update, coordinates), sizes, updated, kinds))
+    device_nodes, counts = on_device(program, on_rank(update, coordinates), sizes)
+    during(peaks(device_nodes, counts, updated, kinds))
     return StepRun(
         LivePeaks(most["peak"], most["activations"], most["gradients"], most["gathered"]), most["saved"]
     )  # fmt: skip
@@ -118,9 +124,11 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
     return actions
 
 
-def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str]) -> None:
+def _save(
+    actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str], moved: Set[str]
+) -> None:  # fmt: skip
     """Find the values saved by each action, and the last reader of each. ``order``: of the
-    member, for all micro-batches."""
+    member, for all micro-batches; ``moved``: values on the host between actions."""
     ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
     makers: dict[str, Part] = {}
     reads: dict[Part, set[str]] = {}
@@ -132,7 +140,7 @@ def _save(actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes,
     for part in sorted(actions, key=lambda part: ends.get(part, -1)):
         last.update((name, part) for name in reads[part] if name in makers)
     for name, reader in last.items():
-        kind, size = kinds.get(name, "activations"), sizes.nbytes(name)
+        kind, size = kinds.get(name, "activations"), 0 if name in moved else sizes.nbytes(name)
         actions[makers[name]].saves.add(name)
         actions[makers[name]].stored[kind] += size
         actions[reader].freed[kind] += size
