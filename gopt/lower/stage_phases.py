@@ -17,7 +17,7 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, with_common
+from gopt.spmd.stage_actions import Part, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
@@ -34,23 +34,21 @@ class _Action:
         self.needed.update(node.reads)
 
 
-def stage_phases(program: SpmdProgram, micro: Mapping[str, str]) -> list[LoweredPhase]:
-    """The phases of a micro-batch, in an order in which all ranks may run them together. ``micro``: output -> value.
+def stage_phases(program: SpmdProgram) -> list[LoweredPhase]:
+    """The phases of a micro-batch, in an order in which all ranks may run them together.
 
     Raises UnsupportedError for a running statistic or a metric that a pipeline cannot move along.
     """
     plan = program.stages
     assert plan is not None
-    divided = _Divided(program, plan, micro)
-    return divided.phases()
+    return _Divided(program, plan, stage_actions(program)).phases()
 
 
 class _Divided:
     """The nodes of a micro-batch, divided among the actions of a member."""
 
-    def __init__(self, program: SpmdProgram, plan: StagePlan, micro: Mapping[str, str]) -> None:
-        self.program, self.plan, self.micro = program, plan, micro
-        actions = StageActions(program, plan, micro)
+    def __init__(self, program: SpmdProgram, plan: StagePlan, actions: StageActions) -> None:
+        self.program, self.plan, self.micro = program, plan, actions.micro
         self.order, self.backward = actions.order, actions.backward
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}

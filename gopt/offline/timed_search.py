@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
-from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
+from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.records.mesh import PIPELINE, SHARD, TENSOR, Mesh
@@ -38,6 +38,7 @@ class TimedSearch:
     caps: Sequence[float | None] | None = None
     fixed: ShardSettings = DEFAULTS
     advance: Callable[[str], None] = lambda _: None
+    _computations: dict[Mesh, SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plain(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
         """The choices of a mesh with flat buckets and simple schedules; where none fits, computed again in part.
@@ -52,7 +53,7 @@ class TimedSearch:
             replace(base, accumulate=count, schedule=name)
             for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
         ]  # fmt: skip
-        split = split_program(training, mesh, topology, alike[0])
+        split = self._split(training, mesh, alike[0])
         choices: list[PlanChoice] = []
         shared = STAGES[1:] if counts[0] > 1 else STAGES  # stage 0 sums as stage 1 does, and updates more
         for stage in shared if mesh.shard_axis else STAGES[:1]:
@@ -68,13 +69,13 @@ class TimedSearch:
         """Further buckets and schedules for the best choice so far; the rest of its settings stays."""
         mesh, settings = best.mesh, best.settings
         topology = Topology.parse(self.link, mesh)
-        split = split_program(training, mesh, topology, settings)
+        split = self._split(training, mesh, settings)
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
             yield from self._costs(split, [replace(settings, bucket_mb=cap)], topology)
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
             chunked = replace(settings, schedule=name)
             try:
-                forked = split_program(training, mesh, topology, chunked)
+                forked = self._split(training, mesh, chunked)
                 yield from self._costs(forked, [chunked], topology)
             except (OptionError, UnsupportedError):
                 continue  # too few layers for two stages on each member
@@ -82,6 +83,12 @@ class TimedSearch:
     def fits(self, choice: PlanChoice) -> bool:
         """Return whether a choice is within the memory of a rank."""
         return self.memory is None or choice.held <= self.memory
+
+    def _split(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings) -> SpmdProgram:
+        """The step of a mesh on the stages of ``settings``; its computation is split once."""
+        if mesh not in self._computations:
+            self._computations[mesh] = split_computation(training, mesh, Topology.parse(self.link, mesh))
+        return cut_in_stages(self._computations[mesh], settings)
 
     def _costs(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> Iterator[PlanChoice]:
         self.advance(f"{split.mesh}: {alike[0]}")

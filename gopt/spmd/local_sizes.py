@@ -51,5 +51,4 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
     split computation."""
     if program.sharded and not program.split:
         return program.sharded
-    shardings = shardings_so_far(program)
-    return {name: shardings.sharding(name) for name in shardings.known}
+    return program.once("shardings by name", lambda: shardings_so_far(program).by_name())

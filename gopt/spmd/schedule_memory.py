@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from gopt.ir.graph import Node, clone
@@ -58,6 +58,14 @@ class _Action:
     """Field of ``LivePeaks`` -> bytes without a reader after the action."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """The actions of a rank, and the peaks of the update."""
+
+    actions: Mapping[Part, _Action]
+    update: LivePeaks
+
+
 def scheduled(
     program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
     coordinates: Mapping[str, int],
@@ -65,17 +73,16 @@ def scheduled(
     """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and the results of the
     action. A saved value stays to the end of the last action with a reader, as in a run."""
     assert plan.schedule is not None
-    updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
     row = plan.schedule.members[coordinates[PIPELINE]]
     order = [(action.kind, plan.chunk(action.stage)) for action in row]
-    actions = _actions(stage_actions(program), coordinates)
-    moved = set(program.host.activations)
-    _save(actions, order, sizes, kinds, moved)
-    for action in actions.values():
-        nodes = [node for _, node in action.nodes]
-        carried = moved.difference(*(node.outputs for node in nodes))
-        device_nodes, counts = on_device(program, nodes, sizes, carried, moved & action.saves)
-        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves)
+    ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
+    last_runs = tuple(sorted(ends, key=ends.__getitem__))
+
+    def measured() -> _Memory:
+        return _measured(program, last_runs, sizes, updated, kinds, coordinates)
+
+    memory = program.once(("memory of actions", last_runs, program.host, tuple(coordinates.items())), measured)
+    actions = memory.actions
     sums = sum(item.local_type(coordinates).nbytes for item in program.accumulators if item.present(coordinates))
     now, most = Counter(gradients=sums), Counter[str]()
 
@@ -89,16 +96,29 @@ def scheduled(
         now.update(actions[part].stored)
         most["saved"] = max(most["saved"], now.total() - sums)
         now.subtract(actions[part].freed)
-    update = program.once("nodes of the update", lambda: _update(program))
-    device_nodes, counts = on_device(program, on_rank(update, coordinates), sizes)
-    during(peaks(device_nodes, counts, updated, kinds))
+    during(memory.update)
     return StepRun(
         LivePeaks(most["peak"], most["activations"], most["gradients"], most["gathered"]), most["saved"]
     )  # fmt: skip
 
 
-def _update(program: SpmdProgram) -> list[Node]:
-    return with_common(set(program.phase_results()[1].values()), program.graph.nodes)
+def _measured(
+    program: SpmdProgram, last_runs: Sequence[Part], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
+    coordinates: Mapping[str, int],
+) -> _Memory:  # fmt: skip
+    """The memory of each action of a rank. ``last_runs``: the actions by the ends of the last runs."""
+    updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
+    actions = _actions(stage_actions(program), coordinates)
+    moved = set(program.host.activations)
+    _save(actions, last_runs, sizes, kinds, moved)
+    for action in actions.values():
+        nodes = [node for _, node in action.nodes]
+        carried = moved.difference(*(node.outputs for node in nodes))
+        device_nodes, counts = on_device(program, nodes, sizes, carried, moved & action.saves)
+        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves)
+    update = with_common(set(program.phase_results()[1].values()), program.graph.nodes)
+    device_nodes, counts = on_device(program, on_rank(update, coordinates), sizes)
+    return _Memory(actions, peaks(device_nodes, counts, updated, kinds))
 
 
 def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _Action]:
@@ -125,11 +145,12 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
 
 
 def _save(
-    actions: Mapping[Part, _Action], order: list[Part], sizes: LocalSizes, kinds: Mapping[str, str], moved: Set[str]
+    actions: Mapping[Part, _Action], last_runs: Sequence[Part], sizes: LocalSizes, kinds: Mapping[str, str],
+    moved: Set[str],
 ) -> None:  # fmt: skip
-    """Find the values saved by each action, and the last reader of each. ``order``: of the
-    member, for all micro-batches; ``moved``: values on the host between actions."""
-    ends = {part: number for number, part in enumerate(order)}  # micro-batches are alike: the last one will do
+    """Find the values saved by each action, and the last reader of each. ``last_runs``: as in ``_measured``;
+    ``moved``: values on the host between actions."""
+    ends = {part: number for number, part in enumerate(last_runs)}
     makers: dict[str, Part] = {}
     reads: dict[Part, set[str]] = {}
     for part, action in actions.items():

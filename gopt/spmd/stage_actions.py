@@ -112,10 +112,12 @@ class StageActions:
 
 
 def stage_actions(program: SpmdProgram) -> StageActions:
-    """The actions of a program with a schedule; found once, until nodes change."""
+    """The actions of a program with a schedule; found once for all schedules with the same kinds of actions, until
+    nodes change."""
     plan = program.stages
     assert plan is not None
-    return program.once("actions", lambda: StageActions(program, plan, program.phase_results()[0]))
+    splits = plan.schedule is not None and plan.schedule.splits_backward
+    return program.once(("actions", splits), lambda: StageActions(program, plan, program.phase_results()[0]))
 
 
 def with_common(needed: set[str], common: Sequence[Node]) -> list[Node]:

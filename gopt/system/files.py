@@ -36,6 +36,9 @@ class _Raw(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         return os.write(self._number, data)
 
+    def tell(self) -> int:
+        return os.lseek(self._number, 0, os.SEEK_CUR)
+
     def close(self) -> None:
         if not self.closed:
             super().close()

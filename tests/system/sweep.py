@@ -36,7 +36,7 @@ Tree = dict[str, str]
 _TOKEN = re.compile(r"\.gopt-[0-9a-f]{16}\.")
 _CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
-_NAMED = re.compile(r"gopt: error: .*(out|golden|ck|\.json|\.onnx|\.safetensors|\.html|\.data|\.zip)\b.*: ")
+_NAMED = re.compile(r"gopt: error: .*(out|golden|ck|\.json|\.onnx|\.safetensors|\.html|\.data|\.zip|\.dcp)\b.*: ")
 """An error that says which file or folder it is about."""
 PATIENCE = 20.0
 """Seconds after which a process that its command has left is said to stay."""

@@ -237,6 +237,7 @@ _CASES = (
          exchange=False),
 )  # fmt: skip
 _EXPORTS = (
+    Case("dcp", _ranks, ["merge", "in.ranks", "--dcp", "t.dcp"], r"t\.dcp(/|$)"),
     Case("export", _module, ["export", "model.py:make", "-o", "n.onnx"], r"n\.onnx"),
     Case("export-force", _module, ["export", "model.py:make", "-o", "m.onnx", "--force"], r"m\.onnx"),
 )

@@ -25,7 +25,7 @@ AGAIN = [
     "state-dict", "report", "seal",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
-EXPORTS = ["export", "export-force"]
+EXPORTS = ["export", "export-force", "dcp"]
 """They need PyTorch."""
 HANGING = ["shard-jobs-new", "shard-jobs-plain", "split-jobs"]
 REST = "full,quota,broken,short,interrupt,terminate"

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gopt.artifact.output_folder import replaced_folder
 from gopt.artifact.output_paths import check_not_inside, resolve_output
 from gopt.documents import read_bytes
 from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
-from gopt.errors import InputError, OptionError, RunError, UnsupportedError
+from gopt.errors import GoptError, InputError, InvariantError, OptionError, RunError, UnsupportedError
 from gopt.frontends.pytorch.saved_values import SCHEDULERS, SavedValues, load_weights, plain_tensor, plain_type
 from gopt.frontends.pytorch.state_file import module_values, summary, training_values
 from gopt.frontends.pytorch.tracing import EPOCH
@@ -33,6 +34,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.state_values import DCP_FILE, StateDict, StepValues, shared_prefix
 from gopt.system.background import held
+from gopt.system.files import create, sync
 from gopt.text.sanitize import show
 
 _CLASSES = {
@@ -202,6 +204,29 @@ def _parameters(optimizer: TorchOptimizer) -> list[Any]:
     return [parameter for group in optimizer.groups for parameter in group.parameters]
 
 
+class _Files(filesystem.FileSystem):
+    """Files written as all files of gopt are."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        if mode != "wb":
+            raise InvariantError(f"a writer of checkpoints opens a file as {mode}")
+        with create(Path(path)) as file:
+            yield file
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """A name is given to what the disk has."""
+        sync(Path(path))
+        os.rename(path, new_path)
+
+
+class _Writer(filesystem.FileSystemWriter):
+    """A writer without a random number and the path of a draft in the metadata."""
+
+    def storage_meta(self) -> None:
+        return None
+
+
 def save_dcp(path: str | os.PathLike[str], output: str | os.PathLike[str], *, all_states: bool = False) -> StateDict:
     """Write the module's state dict as a new folder, under ``model``; with ``all_states`` those of the optimizers by
     the names of parameters too, under ``optim``, as FSDP2 has them.
@@ -222,11 +247,12 @@ def save_dcp(path: str | os.PathLike[str], output: str | os.PathLike[str], *, al
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is no process group
-                writer = filesystem.FileSystemWriter(draft, sync_files=False)  # all are synced at the end
+                writer = _Writer(draft, sync_files=False)  # all are synced at the end
+                writer.fs = _Files()
                 dcp.save(content, storage_writer=writer, no_dist=True)
         except CheckpointException as error:
-            for failure, _ in error.failures.values():
-                if isinstance(failure, OSError):
+            for failure, _ in error.failures.values():  # interrupts are among them
+                if isinstance(failure, OSError | GoptError) or not isinstance(failure, Exception):
                     raise failure from None
             raise RunError(f"cannot write {shown}: {error}") from error
     return summary(shown, content, step_values)
