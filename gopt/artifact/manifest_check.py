@@ -168,7 +168,7 @@ class _Checker:
                 _refuse(self.name, f"reductions[{index}].rule", what)
 
     def _host(self) -> None:
-        """Values on the host are states of ranks, each named once, and values that are no input of a step."""
+        """Values on the host are states of ranks and values of a step without inputs, each named once."""
         host, lists = self.manifest.host, [self.manifest.common.state, *(rank.state for rank in self.manifest.ranks)]
         inputs = {state.input for states in {id(states): states for states in lists}.values() for state in states}
         whole = len(self.manifest.ranks) == self.manifest.total_ranks

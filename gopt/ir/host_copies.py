@@ -26,7 +26,7 @@ _ANY = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class FileNodes:
-    """Nodes in order, with the ``inputs`` and ``outputs`` of their file. Constants of the file are in neither."""
+    """Nodes of a file in order, with ``inputs`` and ``outputs``. Constants of the file are in neither."""
 
     nodes: Sequence[Node]
     inputs: Collection[str]
@@ -36,7 +36,7 @@ class FileNodes:
 @dataclass(slots=True)
 class CopiedStep:
     """The nodes with copies. ``on_host``: values in the memory of the host; ``original``: value of a copy, or of a view
-    of a copy -> the value with these elements."""
+    of a copy -> the value with equal elements."""
 
     nodes: list[Node]
     on_host: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ class CopiedStep:
 def with_copies(
     step: FileNodes, states: Mapping[str, str], activations: Collection[str], nbytes: Callable[[str], int]
 ) -> CopiedStep:
-    """Add copies to the nodes of a rank, which stay unchanged. ``states``: input -> output of states on the host;
+    """Add copies to clones of the nodes of a rank. ``states``: input -> output of states on the host;
     ``activations``: of the forward; ``nbytes``: bytes of a value.
 
     Of the update, readers and makers of host states run on the host, calls and products on the device, and others where
@@ -60,7 +60,7 @@ def with_copies(
 
 
 def _on_host(step: FileNodes, states: Mapping[str, str], nbytes: Callable[[str], int]) -> set[int]:
-    """The ids of the nodes that run on the host."""
+    """The ids of the nodes on the host."""
     states = {state: new for state, new in states.items() if state in step.inputs}
     new = set(states.values())
     below, behind = set(states), set[int]()
@@ -114,7 +114,7 @@ def _cut(
 
 
 class _Copies:
-    """The nodes in the making. ``due``: id of a node -> its position in the order of the step."""
+    """The nodes in the making. ``due``: id of a node -> the position in the order of the step."""
 
     def __init__(self, step: FileNodes, states: Mapping[str, str], hosted: Collection[int]) -> None:
         self.step = step
@@ -160,7 +160,7 @@ class _Copies:
         self.nodes = moved.without_unread_views(self.nodes)
 
     def _let_read(self, name: str, back: str, reader: int, moved: _Uses) -> None:
-        """Let readers from a position on read a copy, and copies of its views."""
+        """Let readers from a position on read a copy, and copies of the views."""
         positions = [position for position in moved.readers[name] if position >= reader]
         late = {output for position in positions for output in self.nodes[position].outputs if output in moved.views}
         names = {name: back} | {view: view for view in late if moved.roots[view] == name}
@@ -189,7 +189,7 @@ class _Copies:
     # --- the update ---
 
     def cross_sides(self) -> None:
-        """Copy what one side makes and the other reads. Raises UnsupportedError for a value read inside of a body."""
+        """Copy results of a side for readers on the other side. Raises UnsupportedError for a value read inside of a body."""
         if not self.states:
             return
         self._rename_outputs()
@@ -221,7 +221,7 @@ class _Copies:
         return self._copy(TO_DEVICE if name in self.result.on_host else TO_HOST, name, due)
 
     def _rename_outputs(self) -> None:
-        """Give results on another side than that of the output another name, and copy them."""
+        """Rename and copy results made on the other side than the output."""
         new, names = set(self.states.values()), dict[str, str]()
         for node in self.nodes:
             hosted = id(node) in self.hosted
@@ -266,16 +266,16 @@ class _Copies:
         return name
 
     def finish(self) -> CopiedStep:
-        """The nodes in order: of those that can run, first the device's by position, then the host's."""
+        """The nodes in order: of runnable nodes, first the device's by position, then the host's."""
         everything = sorted([*self.nodes, *self.added], key=lambda node: self.due[id(node)])
         self.result.nodes = _ordered(everything, self.hosted) if self.hosted else everything
         return self.result
 
 
 class _Uses:
-    """The nodes that make and read some values. A view is no reader, and readers of views are readers of the owner.
+    """Makers and readers of some values. A view is no reader, and readers of views are readers of the owner.
 
-    ``producers``: value -> position; ``uses``: positions of readers, in order; ``readers``: views among them."""
+    ``producers``: value -> position; ``uses``: positions of readers, in order; ``readers``: with views."""
 
     def __init__(self, nodes: Sequence[Node], step: FileNodes, names: Set[str]) -> None:
         self.views = {
@@ -299,7 +299,7 @@ class _Uses:
                     self.uses.setdefault(name, []).append(position)
 
     def without_unread_views(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes, without views whose readers read other views now."""
+        """The nodes, without views without a reader."""
         read, result = set[str](), []
         for node in reversed(nodes):
             if not node.outputs or node.outputs[0] not in self.views or node.outputs[0] in read:

@@ -145,8 +145,8 @@ class Movable:
         return placement.member if isinstance(placement, OnMember) else 0
 
     def matches(self, pattern: str) -> tuple[set[str], set[str]]:
-        """The states and activations of a pattern; raises OptionError where it matches no value, UnsupportedError where
-        it matches only others."""
+        """The states and activations of a pattern; raises OptionError for a pattern without a match, UnsupportedError for
+        a match of immovable values."""
         tensors = {state.input: {part.tensor for part in state.slices} for state in self.program.states}
         states = {
             name for name in self.states
@@ -172,7 +172,7 @@ class Movable:
 
 
 def _under(program: SpmdProgram, member: int, names: Sequence[str], most: int) -> HostValues:
-    """The values on the host, and as few further activations of a member as its peak takes; raises UnsupportedError."""
+    """The values on the host, and as few further activations of a member as the peak takes; raises UnsupportedError."""
     host, trial = program.host, program.fork()
 
     def peak(count: int) -> int:
@@ -210,7 +210,7 @@ def _peaks(program: SpmdProgram) -> Mapping[int, int]:
 
 
 def _facts(program: SpmdProgram, before: int) -> OffloadFacts:
-    """The figures of the rank that copies most."""
+    """The figures of the rank with the most copies."""
     host = program.host
     update = program.fork()
     moved = {TO_HOST: 0, TO_DEVICE: 0}

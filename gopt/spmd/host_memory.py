@@ -42,7 +42,7 @@ def on_device(
     program: SpmdProgram, nodes: Iterable[Node], sizes: LocalSizes, carried: Collection[str] = (),
     results: Collection[str] = (),
 ) -> tuple[Sequence[Node], ByteCounts]:  # fmt: skip
-    """The same nodes, and the sizes of values on the device; without values on the host, those given."""
+    """The same nodes, and the sizes of values on the device; without values on the host, the given sizes."""
     nodes = list(nodes)
     if not program.host.states and not program.host.activations:
         return nodes, sizes
