@@ -189,7 +189,7 @@ class _Copies:
     # --- the update ---
 
     def cross_sides(self) -> None:
-        """Copy results of a side for readers on the other side. Raises UnsupportedError for a value read inside of a body."""
+        """Copy results for readers on the other side. Raises UnsupportedError for a value read inside of a body."""
         if not self.states:
             return
         self._rename_outputs()

@@ -145,8 +145,8 @@ class Movable:
         return placement.member if isinstance(placement, OnMember) else 0
 
     def matches(self, pattern: str) -> tuple[set[str], set[str]]:
-        """The states and activations of a pattern; raises OptionError for a pattern without a match, UnsupportedError for
-        a match of immovable values."""
+        """The states and activations of a pattern; raises OptionError for a pattern without a match, UnsupportedError
+        for a match of immovable values."""
         tensors = {state.input: {part.tensor for part in state.slices} for state in self.program.states}
         states = {
             name for name in self.states
