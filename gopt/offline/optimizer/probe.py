@@ -38,12 +38,12 @@ def compute(node: Node, operands: Sequence[Any], type: TensorType, *, flat: bool
     if record is UNKNOWN or any(value is None for value, name in zip(operands, node.inputs) if name):
         return None
     if node.is_in(CASTS) and x is not None:
-        return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
+        return np.asarray(x, np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
     if flat and not record.elementwise and x is not None:  # a vector represents a full-shaped value in any layout
         if record.pieces is not None and record.kernel is not None and type.static and type.elements == 1:
             return np.asarray(record.kernel({"keepdims": 0}, [x]))
         moves = node.is_in(MOVES) or (node.is_in(SPREADS) and x.size == 1)
-        return x if moves and type.static else None
+        return np.asarray(x) if moves and type.static else None
     elements = type.elements if type.static else math.prod(value.size for value in operands if value is not None)
     return None if not flat and elements > limits.FOLDED_ELEMENTS else as_folded(node, operands)
 
