@@ -69,7 +69,7 @@ def _planned(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, 
     for part, step in zip(plan.parts, plan.steps, strict=True):
         if isinstance(step, CallStep):
             calls.append(_call(step.node, plan.graph, mesh))
-        else:
+        elif isinstance(step, Segment):
             titles.append(part.title if isinstance(part, ElementwiseRun) else step.title)
             rows.append([works[id(node)] for node in step.nodes])
     return _Step(titles, rows, calls, 1)
