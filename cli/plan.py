@@ -86,7 +86,8 @@ def command(model: str, **args: Any) -> None:
     slowest), or one for the ranks inside a node and another for the rest.
 
     With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
-    Meshes with pipeline stages (pp), schedules and micro-batches are compared too, and recompute where nothing fits.
+    Meshes with pipeline stages (pp), schedules and micro-batches are compared too; recompute and offload where nothing
+    fits.
 
     --calibrate writes the file of a device: shard the step in some way, run it with --trace, and give folder and trace.
 
