@@ -103,6 +103,18 @@ def command(model: str, **args: Any) -> None:
       gopt plan step.ranks --calibrate trace.json -o mine.json
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
+    if args["calibrate"] is not None:
+        _calibrate(model, args)
+        return
+    if args["output"] is not None:
+        raise OptionError("--output has no effect without --calibrate", "a plan writes nothing")
+    if args["micro_batches"] is not None and args["device"] is None:
+        raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
+    _plan(model, args)
+
+
+def _plan(model: str, args: dict[str, Any]) -> None:
+    """Rank and print the choices of sharding, or of servers."""
     from gopt import api
     from gopt.records.topology import parse_bytes
     from gopt.verbs.plan import plan
@@ -111,14 +123,7 @@ def command(model: str, **args: Any) -> None:
     from .render_plan import render_plan
     from .render_progress import progress
 
-    ranks, mesh, link = args["ranks"], args["mesh"], args["link"]
-    if args["calibrate"] is not None:
-        _calibrate(model, args)
-        return
-    if args["output"] is not None:
-        raise OptionError("--output has no effect without --calibrate", "a plan writes nothing")
-    if args["micro_batches"] is not None and args["device"] is None:
-        raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
+    ranks, mesh = args["ranks"], args["mesh"]
     servers = plans_servers(args)
     table = read_config(args["config"])
     roles = role_map(
@@ -134,11 +139,7 @@ def command(model: str, **args: Any) -> None:
         result = plan(
             lambda: api.load(model, roles=roles, group_types=group_types(args["group_type"]), axes=axes),
             grid if fixed else grid.ranks,
-            memory=args["memory"],
-            link=link,
-            device=args["device"],
-            bucket_mb=args["bucket_mb"],
-            micro_batches=args["micro_batches"],
+            **{name: args[name] for name in ("memory", "link", "device", "bucket_mb", "micro_batches")},
             advance=advance,
         )
     if args["as_json"]:

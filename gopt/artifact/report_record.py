@@ -49,6 +49,9 @@ class RankBytes:
     gradients: Count
     """Bytes of gradients that the rank holds at once: reduced ones, or its own where no call reduces any; accumulators
     of --accumulate included."""
+    host: Count = field(default=0, metadata=OPTIONAL)
+    """Of the bytes of parameters and optimizer states, this many are in the memory of the host; the key is absent when
+    all are on the device."""
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -237,11 +240,14 @@ class StepSize:
     """The step makes this many collective calls in one update, all its micro-steps included."""
     traffic: Count
     """The step sends this many bytes in one update."""
+    host: Count = field(default=0, metadata=OPTIONAL)
+    """Of the bytes of parameters and optimizer states, this many are in the memory of the host; the key is absent when
+    all are on the device."""
 
     @property
     def held(self) -> int:
-        """Bytes of states and live values together."""
-        return self.parameters + self.optimizer_states + self.peak_live
+        """Bytes of states and live values together on the device."""
+        return self.parameters + self.optimizer_states + self.peak_live - self.host
 
 
 @dataclass(frozen=True, slots=True)
