@@ -32,7 +32,7 @@ class MeasuredCall:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSegment:
-    """The work of nodes that run together, and the measured seconds. ``starts``: whether they take a start
+    """The work of nodes run together, and the measured seconds. ``starts``: whether the nodes take a start
     together."""
 
     works: Sequence[NodeWork]

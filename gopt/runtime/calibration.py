@@ -45,7 +45,7 @@ class _Run:
 
 
 def device_of_trace(folder: Path, trace: Path, rank: int, name: str, base: DeviceFigures) -> DeviceFigures:
-    """The device on which a folder of ranks ran, from the events of a rank; ``base`` gives the figures that the trace
+    """The device on which a folder of ranks ran, from the events of a rank; ``base`` gives the figures the trace
     does not settle. Raises InputError and OptionError."""
     manifest, mesh = read_manifest(folder)
     entry = next((entry for entry in manifest.ranks if entry.rank == rank), None)
