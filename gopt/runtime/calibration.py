@@ -24,7 +24,7 @@ from gopt.records.mesh import Mesh
 from gopt.records.topology import Link
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.partition import CallStep, Segment
-from gopt.runtime.training.step_runs import step_runs
+from gopt.runtime.step_runs import step_runs
 from gopt.runtime.tuning.tiling import ElementwiseRun
 
 WARMUP = 5

@@ -21,6 +21,7 @@ from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.step_runs import step_runs
 from gopt.runtime.training.activation_store import ActivationStore
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.folder_files import check_own, check_shared
@@ -28,7 +29,6 @@ from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
-from gopt.runtime.training.step_runs import step_runs
 
 
 class LoadedRank:
