@@ -57,7 +57,8 @@ def test_what_no_segment_settles_stays_near_the_known_device():
 def test_a_link_is_found_from_calls_of_two_sizes():
     true = Link(5e8, 2e-4)
     calls = [
-        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent)) for rounds, sent in ((1, 100), (2, 1e6), (1, 1e7))
+        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent))
+        for rounds, sent in 4 * ((1, 100), (2, 1e6), (1, 1e7))
     ]
     link = fit_link(Link(2e9, 3e-5), calls)
     assert (link.bandwidth, link.latency) == (pytest.approx(5e8, rel=0.1), pytest.approx(2e-4, rel=0.1))
