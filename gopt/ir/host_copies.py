@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import COMM, Node, clone
+from gopt.ir.graph import COMM, TRANSFER, Node, clone
 from gopt.ir.min_cut import SINK, SOURCE, Network
 from gopt.ir.node_kinds import heavy
 from gopt.operators.kinds import VIEWS
+from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.text.sanitize import show
 
 HOST = "gopt.host"
@@ -73,7 +74,7 @@ def _on_host(step: FileNodes, states: Mapping[str, str], nbytes: Callable[[str],
     fixed, serves = set[str](), set[str]()
     free: list[Node] = []
     for node in reversed(step.nodes):
-        of_device = node.domain == COMM or heavy(node) or bool(node.captures)
+        of_device = node.domain == COMM or node.op_type == TRANSFER or heavy(node) or bool(node.captures)
         if of_device or (id(node) not in behind and not fixed.isdisjoint(node.outputs)):
             fixed.update(node.reads)
         elif node.inputs and (id(node) in behind or not serves.isdisjoint(node.outputs)):
@@ -124,6 +125,12 @@ class _Copies:
         self.states = {state: new for state, new in states.items() if state in step.inputs}
         self.result = CopiedStep([], set(self.states))
         self.added: list[Node] = []
+        self._shardings: dict[str, Sharding] = {}
+        """Value -> the ranks of the node behind, or of a reader."""
+        for node in reversed(self.nodes):
+            self._shardings.update(dict.fromkeys(node.reads, node.sharding))
+        for node in self.nodes:
+            self._shardings.update(dict.fromkeys(node.outputs, node.sharding))
         self._taken = {name for node in step.nodes for name in node.outputs} | set(step.inputs)
 
     # --- activations ---
@@ -251,7 +258,9 @@ class _Copies:
         return result
 
     def _add(self, op_type: str, name: str, result: str, due: float) -> None:
-        node, original = Node(op_type, [name], [result], domain=HOST), self.result.original
+        sharding = self._shardings.get(name) or self._shardings.get(result, FULLY_REPLICATED)
+        node = Node(op_type, [name], [result], domain=HOST, sharding=sharding)
+        self._shardings[result], original = sharding, self.result.original
         new, old = (name, result) if result in self.step.outputs else (result, name)
         original[new] = original.get(old, old)
         if op_type == TO_HOST:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gopt.ir.graph import COMM, RECOMPUTE, Node
+from gopt.ir.host_copies import HOST
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, OnMember
@@ -111,6 +112,8 @@ class StepSimulation:
             for stream in streams:
                 if node.domain == COMM:
                     self._call(stream, node)
+                elif node.domain == HOST:
+                    self._copy(stream, node, time)
                 else:
                     if stream.arrivals:
                         stream.wait(node.reads)
@@ -138,6 +141,13 @@ class StepSimulation:
         stream.arrivals.update(dict.fromkeys(node.outputs, Delivery(end, False)))
         if not self.prices.overlaps:
             stream.wait(node.outputs[:1])
+
+    def _copy(self, stream: ComputeStream, node: Node, time: float) -> None:
+        """A copy between device and host starts behind the copies before, and behind the nodes before."""
+        ready = [stream.arrivals[name].time for name in node.inputs if name in stream.arrivals]
+        end = max([stream.clock, *ready, stream.free.get(HOST, 0.0)]) + time
+        stream.free[HOST] = end
+        stream.arrivals[node.outputs[0]] = Delivery(end, False)
 
     def _transfer(self, node: Node) -> None:
         """A value goes from a stage to others; of an action, the sending or the receiving half."""

@@ -70,7 +70,7 @@ def _planned(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, 
     for part, step in zip(plan.parts, plan.steps, strict=True):
         if isinstance(step, CallStep):
             calls.append(None if "peer" in step.node.attributes else _call(step.node, plan.graph, mesh))
-        else:
+        elif isinstance(step, Segment):
             titles.append(part.title if isinstance(part, ElementwiseRun) else step.title)
             row = [works[id(node)] for node in step.nodes]
             segments.append(MeasuredSegment(row, 0.0, starts=not isinstance(part, ElementwiseRun)))

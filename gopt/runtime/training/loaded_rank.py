@@ -107,7 +107,8 @@ class LoadedRank:
             return self.mesh.index(group, self.engine.rank)
 
         following, graphs = self.manifest.next_inputs(self.record), self.graphs.items()
-        return {phase: plan_execution(graph, following, self.device, member) for phase, graph in graphs}
+        host = self.manifest.host
+        return {phase: plan_execution(graph, following, self.device, member, host) for phase, graph in graphs}
 
     def _compile(self, plans: Mapping[str, ExecutionPlan], shared: Sequence[SharedMemory]) -> None:
         cache = self.device.sessions()
@@ -117,12 +118,21 @@ class LoadedRank:
 
     def hold(self) -> None:
         """Move the states to the device, behind ``prepare``."""
-        self.held = {name: self.device.hold(array) for name, array in self.held.items()}
+        self.put(self.held)
+
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        """Take values of states, each into the memory in which the steps keep the state."""
+        hosted = set(self.manifest.host.states) if self.device.has_host else set()
+        for name, array in arrays.items():
+            self.held[name] = self.device.hold_on_host(array) if name in hosted else self.device.hold(array)
 
     def run_phase(self, phase: str, turn: int, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
         """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
         saved = self._saved.take(turn, self.graphs[phase].inputs)
-        restored = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items()}
+        moved = set(self.manifest.host.activations) if self.device.has_host else set()
+        restored = {
+            name: HeldInput(value if name in moved else self.device.to_device(value)) for name, value in saved.items()
+        }
         results = self.programs[phase].advance(
             self.held, dict[str, Any](feeds) | restored if restored else feeds, calls
         )
