@@ -50,6 +50,7 @@ class ComputeStream:
         """Spend time on the run of a file, or on the start of a segment."""
         self.clock += seconds
         self.fixed += seconds
+        self.computing = False
 
     def start(self, seconds: float) -> None:
         """Spend time on a call's start."""
