@@ -53,7 +53,7 @@ from .server_options import MODES, trainers_option
 @click.option(
     "--calibrate",
     metavar="TRACE",
-    help="Fit the figures of a device to the trace of gopt run DIR --trace; MODEL is DIR, and -o the file.",
+    help="Fit the figures of --device, or of cpu, to the trace of gopt run DIR --trace; MODEL is DIR, -o the file.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", help="With --calibrate: the file of the device.  [default: device.json]"
@@ -86,7 +86,8 @@ def command(model: str, **args: Any) -> None:
     slowest), or one for the ranks inside a node and another for the rest.
 
     With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
-    Meshes with pipeline stages (pp), schedules and micro-batches are compared too, and recompute where nothing fits.
+    Meshes with pipeline stages (pp), schedules and micro-batches are compared too; recompute and offload where nothing
+    fits.
 
     --calibrate writes the file of a device: shard the step in some way, run it with --trace, and give folder and trace.
 
@@ -155,13 +156,13 @@ def _calibrate(folder: str, args: dict[str, Any]) -> None:
     from gopt.system.files import write_new
     from gopt.verbs.calibrate import calibrate
 
-    for name in ("ranks", "mesh", "memory", "link", "device", "bucket_mb", "micro_batches", "trainers", "servers"):
+    for name in ("ranks", "mesh", "memory", "link", "bucket_mb", "micro_batches", "trainers", "servers"):
         if args[name] is not None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"--calibrate takes no {flag}", f"leave out {flag}")
     target = Path(args["output"] or "device.json")
     if target.suffix != ".json":
         raise OptionError(f"a device is written as JSON, not to {target.name}", "call it mine.json")
-    device = calibrate(folder, args["calibrate"], name=target.stem)
+    device = calibrate(folder, args["calibrate"], name=target.stem, device=args["device"] or "cpu")
     write_new(target, json.dumps(device.to_json(), indent=1).encode() + b"\n")
     click.echo(f"written to {target}; gopt plan step.onnx --ranks 2 --device {target} times steps with it")

@@ -128,8 +128,9 @@ def render_report(report: Report, output: Path | None) -> None:
         from gopt.offline.plan_settings import ShardSettings
 
         chosen = ShardSettings(
-            choice.stage, choice.partition, choice.bucket_mb, choice.accumulate, choice.schedule, choice.recompute
-        )
+            choice.stage, choice.partition, choice.bucket_mb, choice.accumulate, choice.schedule, choice.recompute,
+            choice.offload,
+        )  # fmt: skip
         out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     kinds = ", ".join(f"{check.name} {check.count}" for check in report.checks)

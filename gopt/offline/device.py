@@ -39,6 +39,11 @@ class DeviceFigures:
     """Operators reach this share of flops and bandwidth, 0 to 1."""
     call: Amount = field(default=0.0, metadata=OPTIONAL)
     """Each call between ranks keeps the device from computing for this many seconds, beside the time on the link."""
+    message: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Each message between pipeline stages keeps sender and receiver from computing for this many seconds; absent means
+    as many as call says."""
+    segment: Amount = field(default=0.0, metadata=OPTIONAL)
+    """The operators between two calls or messages take this many seconds to start together."""
     run: Amount = field(default=0.0, metadata=OPTIONAL)
     """Each run of a file of the rank takes this many seconds beside its operators and calls."""
     step: Amount = field(default=0.0, metadata=OPTIONAL)
@@ -91,15 +96,15 @@ DEVICES = {
             link="8x300GB/s:5us,25GB/s:10us",
         ),
         DeviceFigures(
-            name="cpu", flops={"float64": 30e9, "float32": 60e9}, bandwidth=8e9, launch=1.4e-6, call=60e-6, run=60e-6,
-            step=150e-6, overlaps=False, fuse_from=1 << 13, link="2GB/s:30us",
+            name="cpu", flops={"float64": 30e9, "float32": 60e9}, bandwidth=8e9, launch=1.4e-6, call=15e-6,
+            message=25e-6, segment=20e-6, run=60e-6, step=150e-6, overlaps=False, fuse_from=1 << 13, link="2GB/s:12us",
         ),
     )
 }  # fmt: skip
 """Peaks of the makers' data sheets (H100 SXM, A100 SXM 80 GB; dense products, without TF32). Share and launch are those
 of AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes. The host's link is
 PCIe 5.0 or 4.0 with 16 lanes, its bandwidth an eighth of 16 channels of DDR5-4800 or DDR4-3200: 8 ranks share a host.
-``cpu``: one core, rounded from one traced run; a calibration fits the core at hand."""
+``cpu``: one core, rounded from traced runs; a calibration fits the core at hand."""
 
 
 def link_of(link: str | None, device: DeviceFigures | None) -> str | None:

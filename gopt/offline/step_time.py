@@ -104,7 +104,9 @@ class Clock:
             if transfers(node):
                 link = self.topology.of(PIPELINE)
                 seconds[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
-        return Prices(calls, seconds, self.device.call, self.device.overlaps)
+        device = self.device
+        message = device.call if device.message is None else device.message
+        return Prices(calls, seconds, device.call, message, device.segment, device.overlaps)
 
 
 def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:

@@ -7,13 +7,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers import source
+from helpers import ROOT, source
 from products import part
 
 import gopt
 from gopt.api import Sharded
 from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.report_check import read_report
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.host_copies import TO_DEVICE, TO_HOST, FileNodes, with_copies
@@ -246,3 +248,44 @@ def test_inspect_explain_and_diff_say_where_values_are(tmp_path: Path, capsys):
     assert "(in the memory of the host)" in said("explain", str(tmp_path / "host"), moment)
     difference = said("diff", str(tmp_path / "plain"), str(tmp_path / "host"))
     assert "states on the host" in difference and "activations on the host" in difference
+
+
+def test_the_command_line_and_a_configuration_take_the_same_words(tmp_path: Path, capsys):
+    from gopt.cli.main import main
+
+    model, config = str(ROOT / "fixtures/gpt_adamw.onnx"), tmp_path / "gopt.toml"
+    config.write_text('[pass.offload]\nwhat = "states"\n')
+    for words in (["--offload", "states"], ["--config", str(config)], ["-O", "offload.what=states"]):
+        assert main(["shard", model, "--ranks", "2", "--dry-run", *words]) == 0
+        assert "on the host: 30.2 KiB of states of a rank, updated there by" in " ".join(
+            capsys.readouterr().out.split()
+        )
+    assert main(["shard", model, "--ranks", "2", "--dry-run", "--offload", "nobody"]) == 2
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_a_run_on_cpus_says_that_nothing_is_moved(tmp_path: Path, capsys):
+    from gopt.cli.main import main
+
+    gopt.shard(source("mlp_adamw"), "shard=2", offload="states", passes=ALL).write(tmp_path / "ranks")
+    manifest = read_manifest(tmp_path / "ranks")[0]
+    draw = np.random.default_rng(0)
+    arrays = {
+        entry.name: draw.integers(0, 2, (2 * entry.type.dims[0], *entry.type.dims[1:])).astype(entry.dtype)
+        for entry in manifest.inputs_of(InputKind.BATCH)
+    }  # fmt: skip
+    np.savez(tmp_path / "data.npz", **arrays)
+    hyper = [word for entry in manifest.inputs_of(InputKind.HYPER) for word in ("--set", f"{entry.name}=0.1")]
+    words = ["run", str(tmp_path / "ranks"), "--data", str(tmp_path / "data.npz"), "--steps", "1", *hyper]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "--offload places" in shown.err + shown.out and "on CPUs all are" in " ".join(
+        (shown.err + shown.out).split()
+    )
+
+
+def test_another_number_of_ranks_keeps_the_states(tmp_path: Path):
+    sharded("gpt_adamw", "states").write(tmp_path / "two")
+    gopt.reshard(tmp_path / "two", 4).write(tmp_path / "four")
+    assert gopt.verify(tmp_path / "four", steps=1, confirm=False).equal
+    assert read_manifest(tmp_path / "four")[0].host.states
