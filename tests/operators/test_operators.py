@@ -243,6 +243,15 @@ def test_total_operators_have_a_result_for_all_numbers(name):
             probe.result({at: generator.choice(nasty, probe.inputs[at].shape) for at in probe.floats})
 
 
+def test_operators_of_floats_that_set_nothing_up_are_total():
+    def floats(name: str) -> bool:
+        values = [value for probe in probes(name) for value in probe.inputs if value is not None]
+        return bool(values) and all(value.dtype.kind == "f" for value in values)
+
+    sized = names(lambda each: each.lengths or each.settings)
+    assert {name for name in SEEN if floats(name)} - sized <= names(lambda each: each.total)
+
+
 JOINED = {
     "sum": np.add.reduce, "mean": None, "max": np.maximum.reduce, "min": np.minimum.reduce,
     "l2": lambda parts: np.sqrt(np.add.reduce(np.square(parts))),
