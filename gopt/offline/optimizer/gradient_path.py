@@ -148,10 +148,8 @@ class GradientPaths:
         operands = [x for x in reader.reads if x != name]
         if reader.is_in(EXTREMES | {"Clip"}):
             return all(map(self.probe.is_constant, operands))
-        decays = (
-            x in producers and record_of(producers[x]).multiplies and parameter in producers[x].inputs for x in operands
-        )
-        return record_of(reader).adds and any(decays)
+        made = [producers[x] for x in operands if x in producers]
+        return record_of(reader).adds and any(record_of(n).multiplies and parameter in n.inputs for n in made)
 
     def _onward(self, name: str) -> list[Node]:
         """The nodes of the update that read a value and carry it on."""
