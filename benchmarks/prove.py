@@ -68,7 +68,7 @@ TARGETS = {
 def measured(code: str, *arguments: Path) -> tuple[float, float]:
     """Processor seconds and MiB of a piece of code in a process of its own, without the start of Python."""
     text = (
-        "import sys, os, resource; from pathlib import Path; import gopt.verification.proof.prove; "
+        "import sys, os, resource; from pathlib import Path; import gopt, gopt.verbs.prove; gopt.shard, gopt.prove; "
         "begun = sum(os.times()[:4]); "
         f"{code}; print(sum(os.times()[:4]) - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )

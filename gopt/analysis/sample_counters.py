@@ -23,7 +23,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.node_kinds import chosen_by
 from gopt.ir.types import numpy_dtype
-from gopt.operators.kinds import SIZES, SUMS
+from gopt.operators.kinds import SIZES, SUMS, TYPED
 
 _FAR = 32
 """Nodes of a counter's update."""
@@ -44,8 +44,8 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
     up."""
     index = GraphIndex(training.graph)
     sizes = cache(lambda: _batch_sizes(training))
-    closed = {*training.gradients, *settled}
-    open_ = [state for state in training.states if state.tensor not in closed]
+    closed, moved = {*training.gradients, *settled}, _moved(training)
+    open_ = [state for state in training.states if state.tensor not in closed and state.updated not in moved]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     for state in open_:
         if state.tensor not in added:
@@ -87,6 +87,16 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
                 f"of the {of} samples of a batch"
             )
     _refuse_read(index, training)
+
+
+def _moved(training: TrainingGraph) -> set[str]:
+    """The values that a batch moves, otherwise than by its sizes and types: no such value is a constant."""
+    moved = set(training.batch)
+    for node in training.graph.nodes:
+        reads = node.inputs[:1] if node.is_in(TYPED) else node.reads
+        if not moved.isdisjoint(reads) and not node.is_in(SIZES):
+            moved.update(filter(None, node.outputs))
+    return moved
 
 
 def _hints(name: str) -> tuple[str, ...]:

@@ -261,8 +261,10 @@ def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType],
     """Return whether the types of a file's front nodes are those of a loaded file; equal stored values are shared."""
     graph = like.graph
     _, read = like.names(count)
-    if any(name not in before or graph.types.get(name) != before[name] for name in read):
-        return False
+    for name in read:
+        type, due = before.get(name), graph.types.get(name)
+        if type is None or (type is not due and type != due):
+            return False
     front = set(map(id, graph.nodes[:count]))
     for name, tensor in stored.items():
         other = graph.initializers.get(name)

@@ -44,7 +44,7 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
     else:
         from gopt.lower.stage_phases import stage_phases  # which is built on this module
 
-        result = stage_phases(program, micro)
+        result = stage_phases(program)
     result.append(_phase(program, UPDATE, 1, update))
     for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
         if all(state.input not in phase.graph.inputs for phase in result):

@@ -17,7 +17,7 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, with_common
+from gopt.spmd.stage_actions import ChunkAction, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
@@ -34,28 +34,26 @@ class _Action:
         self.needed.update(node.reads)
 
 
-def stage_phases(program: SpmdProgram, micro: Mapping[str, str]) -> list[LoweredPhase]:
-    """The phases of a micro-batch, in an order in which all ranks may run them together. ``micro``: output -> value.
+def stage_phases(program: SpmdProgram) -> list[LoweredPhase]:
+    """The phases of a micro-batch, in an order in which all ranks may run them together.
 
     Raises UnsupportedError for a running statistic or a metric that a pipeline cannot move along.
     """
     plan = program.stages
     assert plan is not None
-    divided = _Divided(program, plan, micro)
-    return divided.phases()
+    return _Divided(program, plan, stage_actions(program)).phases()
 
 
 class _Divided:
     """The nodes of a micro-batch, divided among the actions of a member."""
 
-    def __init__(self, program: SpmdProgram, plan: StagePlan, micro: Mapping[str, str]) -> None:
-        self.program, self.plan, self.micro = program, plan, micro
-        actions = StageActions(program, plan, micro)
+    def __init__(self, program: SpmdProgram, plan: StagePlan, actions: StageActions) -> None:
+        self.program, self.plan, self.micro = program, plan, actions.micro
         self.order, self.backward = actions.order, actions.backward
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}
         """Value of some members -> these members."""
-        self.part_of: dict[str, Part] = {}
+        self.part_of: dict[str, ChunkAction] = {}
         """Value of some members -> the action that makes it."""
         self.common = [node for node in actions.nodes if id(node) in actions.common]
         """Nodes that every action with a reader runs."""
@@ -71,7 +69,7 @@ class _Divided:
             elif id(node) not in actions.common and isinstance(place, OnMember):
                 self._add(actions.part(node), node, (place.member,))
 
-    def _add(self, part: Part, node: Node, members: tuple[int, ...]) -> None:
+    def _add(self, part: ChunkAction, node: Node, members: tuple[int, ...]) -> None:
         self.actions[part].add(node)
         self.members.update(dict.fromkeys(node.outputs, members))
         self.part_of.update(dict.fromkeys(node.outputs, part))
@@ -128,8 +126,8 @@ class _Divided:
         shown = self.backward, self.plan.chunks - 1
         for output, value in self.micro.items():
             results[self.part_of.get(value, shown)][output] = value
-        readers: dict[str, list[Part]] = {}
-        common: dict[Part, list[Node]] = {}
+        readers: dict[str, list[ChunkAction]] = {}
+        common: dict[ChunkAction, list[Node]] = {}
         for part, action in self.actions.items():
             action.needed.update(results[part].values())
             common[part] = with_common(action.needed, self.common)

@@ -26,9 +26,9 @@ from gopt.spmd.traffic import calls_of
 from gopt.text.amounts import balance
 
 MIB = 1 << 20
-_FIXED = 2
-"""So many passes of the default pipeline, from its beginning, do the same for every stage, partition and bucket:
-``pipeline`` and ``tensor-parallel``."""
+_STAGES, _COMPUTATION = 1, 2
+"""The first pass of the default pipeline, ``pipeline``, and the second, ``tensor-parallel``: both do the same for every
+stage of sharding, partition and bucket, the second for every number of micro-batches as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,23 @@ def split_program(
 ) -> SpmdProgram:
     """The step of a mesh behind the passes for the split of the computation, and for stages: no further setting changes
     these."""
-    program = SpmdProgram.start(training, mesh, settings.accumulate)
-    whole = settings.pipeline(topology)
-    replace(whole, stages=whole.stages[:_FIXED]).run(program)
+    return cut_in_stages(split_computation(training, mesh, topology), settings)
+
+
+def split_computation(training: TrainingGraph, mesh: Mesh, topology: Topology | None = None) -> SpmdProgram:
+    """The step of a mesh with its computation split, for any stages and any number of micro-batches."""
+    program, whole = SpmdProgram.start(training, mesh), DEFAULTS.pipeline(topology)
+    replace(whole, stages=whole.stages[_STAGES:_COMPUTATION]).run(program)
+    return program
+
+
+def cut_in_stages(split: SpmdProgram, settings: ShardSettings) -> SpmdProgram:
+    """The step made by ``split_computation``, left unchanged, on the stages and with the micro-batches of
+    ``settings``."""
+    program, whole = split.fork(), settings.pipeline(None)
+    for variant in program.variants:
+        variant.micro_steps = settings.accumulate
+    replace(whole, stages=whole.stages[:_STAGES]).run(program)
     return program
 
 
@@ -181,7 +195,7 @@ def estimate_costs(
     placement, and in the number of several micro-batches."""
     step = split.fork()
     pipeline = alike[0].pipeline(topology)
-    ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)
+    ran = replace(pipeline, stages=pipeline.stages[_COMPUTATION:]).run(step)
     calls = calls_of(step)
     rows, ranks = held(step), members(step)
     even = max(map(balance, {**rows, "gradients": reduced_gradient_bytes(step)}.values()))
@@ -198,23 +212,20 @@ def estimate_costs(
         )  # fmt: skip
         return
     staged: dict[bool, StagedStep] = {}
-    forks: dict[bool, SpmdProgram] = {}
-    """By whether backwards are split: the actions of a program are found once."""
+    """By whether backwards are split."""
     costs: dict[int, CostReport] = {}
     for settings in alike:
         count = settings.accumulate
         schedule = build_schedule(settings.schedule or ONE_FORWARD, step.mesh.size(PIPELINE), count)
-        if schedule.splits_backward not in staged:
-            fork = forks[schedule.splits_backward] = step.fork()
-            staged[schedule.splits_backward] = StagedStep(fork.at(largest), machine, largest, schedule)
-        timed, fork = staged[schedule.splits_backward], forks[schedule.splits_backward]
-        for program in fork.variants:
+        for program in step.variants:
             ordered(program, schedule)
+        if schedule.splits_backward not in staged:
+            staged[schedule.splits_backward] = StagedStep(variant, machine, largest, schedule)
+        timed = staged[schedule.splits_backward]
         if count not in costs:
-            costs[count] = cost_report(fork, ran, calls, None if fork.others else timed.phases(count))
-        program = fork.at(largest)
+            costs[count] = cost_report(step, ran, calls, None if step.others else timed.phases(count))
         index, peak = max(
-            _live_on_stages(program, ranks, totals).items(), key=lambda item: totals[item[0]] + item[1].peak
+            _live_on_stages(variant, ranks, totals).items(), key=lambda item: totals[item[0]] + item[1].peak
         )
         yield PlanChoice(
             step.mesh, settings, rows["parameters"][index], rows["optimizer_states"][index], peak, costs[count], even,

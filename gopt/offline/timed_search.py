@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
-from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
+from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.records.mesh import PIPELINE, SHARD, TENSOR, Mesh
@@ -24,13 +24,17 @@ SIMPLE = ("gpipe", ONE_FORWARD, "zb-h1")
 """Schedules with one stage on each member, which share all passes."""
 CHUNKED = ("interleaved:2", "zb-v")
 """Schedules with two stages on each member, each with a placement of its own."""
-POLICIES = ("selective", "full")
+SAVINGS = (
+    ("selective", None), ("full", None), (None, "states"), ("full", "states"), ("full", "states,activations"),
+)  # fmt: skip
+"""Recompute and offload for less memory, in order until a choice fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSearch:
     """The limits of a search. ``memory``: bytes of a rank; ``link``: as the user writes links; ``caps``: of buckets in
-    MiB, None: the usual ones; ``fixed``: the user's schedule, recompute and micro-batches, 1 for any number."""
+    MiB, None: the usual ones; ``fixed``: the user's schedule, recompute, offload and micro-batches, 1 for any
+    number."""
 
     device: DeviceFigures
     link: str
@@ -38,6 +42,7 @@ class TimedSearch:
     caps: Sequence[float | None] | None = None
     fixed: ShardSettings = DEFAULTS
     advance: Callable[[str], None] = lambda _: None
+    _computations: dict[Mesh, SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plain(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
         """The choices of a mesh with flat buckets and simple schedules; where none fits, computed again in part.
@@ -52,7 +57,7 @@ class TimedSearch:
             replace(base, accumulate=count, schedule=name)
             for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
         ]  # fmt: skip
-        split = split_program(training, mesh, topology, alike[0])
+        split = self._split(training, mesh, alike[0])
         choices: list[PlanChoice] = []
         shared = STAGES[1:] if counts[0] > 1 else STAGES  # stage 0 sums as stage 1 does, and updates more
         for stage in shared if mesh.shard_axis else STAGES[:1]:
@@ -61,20 +66,20 @@ class TimedSearch:
             else:
                 choices += self._costs(split, [replace(settings, stage=stage) for settings in alike], topology)
         yield from choices
-        if self.memory is not None and self.fixed.recompute is None and not any(map(self.fits, choices)):
+        if self.memory is not None and not any(map(self.fits, choices)):
             yield from self._again(split, min(choices, key=lambda choice: choice.held), topology)
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
         """Further buckets and schedules for the best choice so far; the rest of its settings stays."""
         mesh, settings = best.mesh, best.settings
         topology = Topology.parse(self.link, mesh)
-        split = split_program(training, mesh, topology, settings)
+        split = self._split(training, mesh, settings)
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
             yield from self._costs(split, [replace(settings, bucket_mb=cap)], topology)
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
             chunked = replace(settings, schedule=name)
             try:
-                forked = split_program(training, mesh, topology, chunked)
+                forked = self._split(training, mesh, chunked)
                 yield from self._costs(forked, [chunked], topology)
             except (OptionError, UnsupportedError):
                 continue  # too few layers for two stages on each member
@@ -83,17 +88,29 @@ class TimedSearch:
         """Return whether a choice is within the memory of a rank."""
         return self.memory is None or choice.held <= self.memory
 
+    def _split(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings) -> SpmdProgram:
+        """The step of a mesh on the stages of ``settings``; its computation is split once."""
+        if mesh not in self._computations:
+            self._computations[mesh] = split_computation(training, mesh, Topology.parse(self.link, mesh))
+        return cut_in_stages(self._computations[mesh], settings)
+
     def _costs(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> Iterator[PlanChoice]:
         self.advance(f"{split.mesh}: {alike[0]}")
         yield from estimate_costs(split, alike, topology, self.device)
 
     def _again(self, split: SpmdProgram, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
-        """The choice of least memory with values of the forward computed again, until it fits."""
-        for policy in POLICIES:
+        """The choice of least memory with values of the forward computed again, or on the host, until it fits."""
+        fixed, alone = self.fixed, self.device.host_link is None
+        for recompute, offload in SAVINGS:
+            if (recompute and fixed.recompute) or (offload and (fixed.offload or alone)):
+                continue
+            smaller = replace(
+                smallest.settings, recompute=recompute or fixed.recompute, offload=offload or fixed.offload
+            )
             try:
-                choices = list(self._costs(split, [replace(smallest.settings, recompute=policy)], topology))
+                choices = list(self._costs(split, [smaller], topology))
             except UnsupportedError:
-                return
+                continue
             yield from choices
             if any(map(self.fits, choices)):
                 return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gopt.ir.types import TensorType
 from gopt.records.placements import (
@@ -23,6 +24,7 @@ from gopt.records.placements import (
 from gopt.spmd.program import Accumulator, ShardedState, SpmdProgram
 from gopt.spmd.rules import Operand
 
+T = TypeVar("T")
 SHARDS = (Shard, FlatShard)
 
 
@@ -53,23 +55,26 @@ class Shardings:
 
     def sharding(self, name: str) -> Sharding:
         """The sharding of a value, by the names of axes."""
-        by_axis = zip(self.axes, self.known.get(name, ()))
-        return Sharding(tuple((axis, part) for axis, part in by_axis if not isinstance(part, Replicated)))
+        return self._sharding(self.known.get(name, ()))
 
     def parts(self) -> dict[str, Sharding]:
         """Return the shardings of parts of buckets. Shards of a dimension are left out: the graph has their local
         types."""
-        parts: dict[str, Sharding] = {}
-        flat: dict[int, Sharding | None] = {}
-        """By the id of placements, which many values share: their sharding, None where no part of a bucket is held."""
-        for name, placements in self.known.items():
-            if id(placements) not in flat:
-                cut = any(isinstance(placement, FlatShard) for placement in placements)
-                flat[id(placements)] = self.sharding(name) if cut else None
-            sharding = flat[id(placements)]
-            if sharding is not None:
-                parts[name] = sharding
-        return parts
+        cuts = self._by_row(lambda row: any(isinstance(placement, FlatShard) for placement in row))
+        return {name: sharding for name, sharding in self.by_name().items() if cuts[id(self.known[name])]}
+
+    def by_name(self) -> dict[str, Sharding]:
+        """Return the shardings of all values in the table."""
+        shardings = self._by_row(self._sharding)
+        return {name: shardings[id(placements)] for name, placements in self.known.items()}
+
+    def _by_row(self, find: Callable[[Placements], T]) -> dict[int, T]:
+        """Return what is found for placements, by id: many values share the object."""
+        return {number: find(row) for number, row in {id(row): row for row in self.known.values()}.items()}
+
+    def _sharding(self, placements: Placements) -> Sharding:
+        by_axis = zip(self.axes, placements)
+        return Sharding(tuple((axis, part) for axis, part in by_axis if not isinstance(part, Replicated)))
 
     def state(self, state: ShardedState) -> Placements:
         """Return the placements a state must have, before and after the step."""

@@ -62,7 +62,10 @@ def parts_so_far(program: SpmdProgram) -> dict[str, Sharding]:
 class ShardingInference:
     """A sweep over a program, which fills ``table``."""
 
-    __slots__ = ("_index", "_pairs", "_placed_values", "_symbols", "axes", "known", "program", "strict", "table")
+    __slots__ = (
+        "_index", "_joined", "_members", "_placed_values", "_rows", "_symbols", "axes", "known", "program", "strict",
+        "table",
+    )  # fmt: skip
 
     def __init__(self, program: SpmdProgram, strict: bool) -> None:
         self.program = program
@@ -73,7 +76,10 @@ class ShardingInference:
         """Values of some members only, as in ``specialise``: sharded states, and results of nodes with a place."""
         self._symbols: set[str] = set()
         """Names of dimensions of inputs: all ranks have batches of one shape."""
-        self._pairs: dict[tuple[int, int], tuple[Placements, Placements, Placements | None]] = {}
+        self._rows = {row: row for row in (self.table.equal, self.table.own)}
+        """One object for equal placements: other tables go by the identities of these."""
+        self._members: dict[Sharding, Placements | None] = {}
+        self._joined: dict[tuple[int, int, int], tuple[Placements, Placements, Placements, Placements | None]] = {}
         self._index: GraphIndex | None = None
         """Producers of each value, built on first use."""
 
@@ -139,28 +145,37 @@ class ShardingInference:
             if all(row is self.table.own for row in read):  # nearly all of forward and backward
                 self.table.give(node.outputs, self.table.own)
                 return
-            if (whole := self._whole(read)) is not None:
-                self.table.give(node.outputs, whole)
-                return
         elif not typed and (shard := self._shard_of(node, read)) is not None:  # nearly all of an update that is cut
             self.table.give(node.outputs, shard)
+            return
+        members = self._place(node.sharding)
+        if members is not None and (row := self._whole(members, read)) is not None:  # on stages: nearly all nodes
+            self.table.give(node.outputs, row)
             return
         operands = node.inputs[:1] if typed else node.reads
         uses = [self._use(node, operands, axis) for axis in range(len(self.axes))]
         uses = [replace(use, standard=False) for use in uses] if drawn else uses
         self.table.give(node.outputs, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
 
-    def _whole(self, placements: Sequence[Placements]) -> Placements | None:
-        """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``); None with
-        any other operand."""
-        union = self.table.equal
+    def _place(self, sharding: Sharding) -> Placements | None:
+        """Return the placement of nodes on single members of some axes, and on all members of others, one object for
+        equal ones; None for nodes on parts of a bucket."""
+        if sharding not in self._members:
+            parts = all(isinstance(part, OnMember) for _, part in sharding.by_axis)
+            row = self.table.placed(self.table.equal, sharding)
+            self._members[sharding] = self._rows.setdefault(row, row) if parts else None
+        return self._members[sharding]
+
+    def _whole(self, members: Placements, placements: Sequence[Placements]) -> Placements | None:
+        """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``), or on the
+        member that runs the node (``rules.on_member``); None with any other operand."""
+        union = members
         for row in placements:
-            key = id(union), id(row)
-            if key not in self._pairs:
-                simple = all(isinstance(placement, (Replicated, PerMember)) for placement in row)
-                joined = tuple(a if isinstance(b, Replicated) else b for a, b in zip(union, row)) if simple else None
-                self._pairs[key] = union, row, joined  # whose ids are theirs as long as they are here
-            joined = self._pairs[key][2]
+            key = id(members), id(union), id(row)
+            if key not in self._joined:  # the objects stay, so that their ids stay theirs
+                new = _join(members, union, row)
+                self._joined[key] = members, union, row, None if new is None else self._rows.setdefault(new, new)
+            joined = self._joined[key][3]
             if joined is None:
                 return None
             union = joined
@@ -341,3 +356,18 @@ class ShardingInference:
             f"{node.op_type} {node.label!r} reads {name!r}, which is {placement} along {self.axes[axis]}",
             f"it takes {wrong.expected}",
         )
+
+
+def _join(members: Placements, so_far: Placements, operand: Placements) -> Placements | None:
+    """Return the placements of a node's result once it reads one more operand; None where ``rules`` decide."""
+    joined = []
+    for runs, one, read in zip(members, so_far, operand):
+        if isinstance(runs, OnMember):
+            if not isinstance(read, Replicated) and holder(read) != runs.member:
+                return None
+            joined.append(one)
+        elif isinstance(read, (Replicated, PerMember)):
+            joined.append(one if isinstance(read, Replicated) else read)
+        else:
+            return None
+    return tuple(joined)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gopt.errors import InputError, OptionError
 from gopt.options.types import checked
+from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.system.staging import replace_file
 from gopt.verbs.on_disk import Folder, on_disk
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gopt.verification.certificate.result import CertificateCheck
 
 
+@gc_paused()
 @checked
 def prove(
     folder: Folder,

@@ -18,15 +18,17 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Graph
+from gopt.ir.host_copies import TO_HOST
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import OverwritingSegment, Segment
+from gopt.runtime.partition import CopyStep, OverwritingSegment, Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
 from gopt.runtime.pytorch.hoisting import compiled
+from gopt.runtime.pytorch.host_link import HostLink, PinnedLink
 from gopt.runtime.pytorch.interpreter import NOT_DETERMINISTIC, Body, Interpreter, Scope, UntraceableError, check_known
 from gopt.runtime.pytorch.overwriting import Overwrites, plan_overwrites
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
@@ -58,10 +60,11 @@ class TorchSegment:
 
     def __init__(
         self, segment: Segment, graph: Graph, device: torch.device, execution: Execution,
-        aliases: Mapping[str, str] = NOTHING,
+        aliases: Mapping[str, str] = NOTHING, link: HostLink | None = None,
     ) -> None:  # fmt: skip
         check_known(segment.nodes)
         self.overwrites = frozenset(aliases.values())
+        self._link, self._on_host = link, segment.on_host
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
@@ -79,6 +82,10 @@ class TorchSegment:
     def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Raises RunError where PyTorch fails."""
         operands = [values[name] for name in self.inputs]
+        if self._link is not None and self._on_host:
+            self._link.settle()
+        elif self._link is not None:
+            operands = [*map(self._link.arrive, operands)]
         key = tuple((operand.shape, operand.stride(), operand.dtype) for operand in operands)
         try:
             with torch.no_grad():
@@ -140,6 +147,21 @@ class TorchSegment:
         return compute
 
 
+class TorchCopies:
+    """Copies between the memory of a device and of the host, started in turn."""
+
+    overwrites: frozenset[str] = frozenset()
+
+    def __init__(self, step: CopyStep, link: HostLink) -> None:
+        self.inputs, self.outputs = step.inputs, step.outputs
+        down = step.op_type == TO_HOST
+        self.title = f"copies of {len(step.inputs)} to the {'host' if down else 'device'}"
+        self._move = link.to_host if down else link.to_device
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {new: self._move(values[old]) for old, new in zip(self.inputs, self.outputs)}
+
+
 class TorchTuning(NoTuning):
     """New states overwrite old states without further readers."""
 
@@ -165,12 +187,13 @@ class TorchSessions(SessionCache):
 
 
 class TorchDevice:
-    """A device of PyTorch: values and views are tensors."""
+    """A device of PyTorch: values and views are tensors. ``link``: to the memory of the host, if that is another."""
 
     emulates_half = False
 
-    def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE) -> None:
-        self.torch_device, self._execution = torch.device(name), execution
+    def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE, link: HostLink | None = None) -> None:
+        self.torch_device, self._execution, self._link = torch.device(name), execution, link
+        self.has_host = link is not None
         self.tuning: Tuning = TorchTuning(self)
 
     def sessions(self) -> SessionCache:
@@ -185,10 +208,16 @@ class TorchDevice:
         tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
         return tensor.to(self.torch_device, copy=True)
 
+    def hold_on_host(self, shown: Any) -> torch.Tensor:
+        tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
+        return self.hold(tensor) if self._link is None else self._link.pin(tensor)
+
     def view(self, value: torch.Tensor) -> Any:
-        return value
+        return value if self._link is None else self._link.arrive(value)
 
     def to_host(self, shown: Any) -> Array:
+        if self._link is not None:
+            self._link.settle()
         return array_over(shown.cpu()) if isinstance(shown, torch.Tensor) else shown
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
@@ -205,7 +234,14 @@ class TorchDevice:
 
     def segment(self, segment: Segment, graph: Graph, aliases: Mapping[str, str] = NOTHING) -> TorchSegment:
         """A segment, with results over the operands that ``aliases`` gives them."""
-        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases)
+        if segment.on_host:
+            return TorchSegment(segment, graph, torch.device("cpu"), Execution.TRACE, aliases, self._link)
+        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases, self._link)
+
+    def compile_copy(self, step: CopyStep) -> TorchCopies:
+        """Copies over the link."""
+        assert self._link is not None
+        return TorchCopies(step, self._link)
 
 
 class TorchHost(TorchDevice):
@@ -233,4 +269,4 @@ def device_of_rank(compiled: bool | None = None, name: str | None = None) -> Tor
         index = local_rank() % torch.cuda.device_count() if device.index is None else device.index
         torch.cuda.set_device(device := torch.device("cuda", index))
     execution = Execution.COMPILED if (device.type == "cuda" if compiled is None else compiled) else Execution.TRACE
-    return TorchDevice(str(device), execution)
+    return TorchDevice(str(device), execution, PinnedLink(device) if device.type == "cuda" else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
@@ -50,11 +50,13 @@ class ConstantTable:
         """Type -> gradients of a batch, and of some batches, that ranks round to the type in front of calls."""
         self.roundings: Counter[str] = Counter()
         """Node -> number of rounded values: of widened halves for a half of the source, and of gradients."""
-        self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
+        self._stored: dict[Hashable, tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
         """The expression of a stored value, which is read once."""
-        key = (tensor.path, tensor.offset, tensor.type) if tensor.path else ("", id(tensor), tensor.type)
+        key: Hashable = (tensor.path, tensor.offset, tensor.type) if tensor.path else id(tensor)
+        if not tensor.path and tensor.proto is not None and tensor.proto.raw_data:
+            key = tensor.type, tensor.proto.raw_data  # ranks store the same again and again
         if key not in self._stored:
             self._stored[key] = self.number(np.asarray(tensor.numpy())), tensor
         return self._stored[key][0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import edit_rank, edit_ranks
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 from plants import gradient_calls
 from test_proof_prove import SETS, SPLIT_SETS, sharded
 
@@ -78,3 +78,21 @@ def test_a_follower_may_have_more_nodes_than_its_leader(tmp_path: Path) -> None:
     more = helper.make_node("Neg", ["fc1.weight_out"], ["more"])
     edit_rank(tmp_path / "ranks", 1, lambda model: model.graph.node.append(more))
     assert gopt.prove(tmp_path / "ranks").proven
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_stored_value_of_any_rank_alone_is_seen(rank: int, tmp_path: Path) -> None:
+    """Ranks store equal values, which are read once by their bytes; one rank slices other elements."""
+    assert sharded("mlp_adamw", ["--mesh", "dp=2,shard=2", "--stage", "1"], tmp_path / "ranks")
+    assert gopt.prove(tmp_path / "ranks").proven
+
+    def edit(model: ModelProto) -> None:
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        bounds = next(node.input[1:3] for node in model.graph.node if node.op_type == "Slice")
+        change = -1 if numpy_helper.to_array(stored[bounds[0]])[0] else 1
+        for name in bounds:
+            moved = numpy_helper.to_array(stored[name]) + change
+            stored[name].CopyFrom(numpy_helper.from_array(moved, name))
+
+    edit_rank(tmp_path / "ranks", rank, edit)
+    assert gopt.prove(tmp_path / "ranks").verdict is ProofVerdict.DIFFERENT
