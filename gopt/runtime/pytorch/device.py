@@ -69,9 +69,9 @@ class TorchSegment:
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
         self.title = segment.title
-        places = {name: place for place, name in enumerate(self.inputs)}
-        self._targets = {index: places[aliases[name]] for index, name in enumerate(self.outputs) if name in aliases}
-        """A result -> the operand that it overwrites."""
+        index_of = {name: index for index, name in enumerate(self.inputs)}
+        self._targets = {index: index_of[aliases[name]] for index, name in enumerate(self.outputs) if name in aliases}
+        """A result -> the overwritten operand."""
         self._surviving = {index for index, name in enumerate(self.outputs) if name in graph.outputs}
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)

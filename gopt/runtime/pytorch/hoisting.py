@@ -1,7 +1,7 @@
 """Compiles a trace by Inductor, its scalars before the rest.
 
-Inductor writes the computation of a scalar into each loop that reads it, and the machine then repeats it: two powers
-for each 16 elements of Adam's update."""
+Inductor writes the computation of a scalar into each loop over tensors, and the machine repeats the computation: two
+powers for each 16 elements of Adam's update."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def compiled(module: GraphModule, operands: Sequence[torch.Tensor]) -> Program:
     split = split_scalars(module)
     if split is None:
         return _inductor(module, operands)
-    given = [operands[place] for place in split.places]
-    scalars = _inductor(split.scalars, given)
-    rest = _inductor(split.rest, [*operands, *scalars(*given)])
+    scalar_operands = [operands[index] for index in split.indices]
+    scalars = _inductor(split.scalars, scalar_operands)
+    rest = _inductor(split.rest, [*operands, *scalars(*scalar_operands)])
 
     def run(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
-        return rest(*operands, *scalars(*(operands[place] for place in split.places)))
+        return rest(*operands, *scalars(*(operands[index] for index in split.indices)))
 
     return run
 
@@ -37,17 +37,17 @@ def _inductor(module: GraphModule, operands: Sequence[torch.Tensor]) -> Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """``scalars``: from the operands at ``places`` to tensors of one element. ``rest``: from all operands and these
-    tensors to the results."""
+class HoistedScalars:
+    """``scalars``: from the operands at ``indices`` to tensors of one element. ``rest``: from all operands and the
+    scalars to the results."""
 
     scalars: GraphModule
-    places: Sequence[int]
+    indices: Sequence[int]
     rest: GraphModule
 
 
-def split_scalars(module: GraphModule) -> Split | None:
-    """The nodes of one element that read no larger operand, and the rest; None where the rest reads none of them.
+def split_scalars(module: GraphModule) -> HoistedScalars | None:
+    """The scalars computed from scalars alone, and the rest; None for a trace without such scalars in larger results.
 
     ``module``: a trace in which nothing is computed behind the stores in operands."""
     operands = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -56,38 +56,38 @@ def split_scalars(module: GraphModule) -> Split | None:
     if not used:
         return None
     border = [node for node in early if any(user not in early for user in node.users)]
-    first, rest = Graph(), Graph()
+    scalars, rest = Graph(), Graph()
     in_rest = {node: rest.node_copy(node) for node in operands} | {node: rest.placeholder(node.name) for node in border}
-    in_first: dict[Node, Node] = {}
+    in_scalars: dict[Node, Node] = {}
     for node in module.graph.nodes:
         if node in early or node.op == "get_attr" or (node.op == "placeholder" and _is_single(node)):
-            in_first[node] = first.node_copy(node, in_first.__getitem__)
+            in_scalars[node] = scalars.node_copy(node, in_scalars.__getitem__)
         if node not in early and node.op != "placeholder":
             in_rest[node] = rest.node_copy(node, in_rest.__getitem__)
     lent = {_memory(node) for node in module.graph.nodes if node not in early and _is_tensor(node)}
-    results = [in_first[node] for node in border]
-    for place, node in enumerate(border):
+    results = [in_scalars[node] for node in border]
+    for index, node in enumerate(border):
         if _memory(node) in lent:
-            results[place] = first.call_function(torch.ops.aten.clone.default, (results[place],))
-    first.output(tuple(results))
-    places = [place for place, node in enumerate(operands) if node in in_first]
-    return Split(GraphModule(module, first), places, GraphModule(module, rest))
+            results[index] = scalars.call_function(torch.ops.aten.clone.default, (results[index],))
+    scalars.output(tuple(results))
+    indices = [index for index, node in enumerate(operands) if node in in_scalars]
+    return HoistedScalars(GraphModule(module, scalars), indices, GraphModule(module, rest))
 
 
 def _early(module: GraphModule) -> dict[Node, None]:
-    """The nodes that can run before all others, in order."""
-    found: dict[Node, None] = {}
+    """Nodes for a run before all others, in order."""
+    early: dict[Node, None] = {}
     for node in module.graph.nodes:
         if _computes(node) and _is_single(node) and all(
-            read in found or read.op == "get_attr" or (read.op == "placeholder" and _is_single(read))
+            read in early or read.op == "get_attr" or (read.op == "placeholder" and _is_single(read))
             for read in node.all_input_nodes
         ):  # fmt: skip
-            found[node] = None
-    return found
+            early[node] = None
+    return early
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node is a function of its operands, without draws and stores."""
+    """Return whether a node is a function of its operands, without draws and stores."""
     target = node.target
     return (
         isinstance(target, torch._ops.OpOverload)

@@ -1,4 +1,4 @@
-"""How results of a segment reach the memory of the operands that they overwrite."""
+"""How results of a segment overwrite operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Overwrites:
 
     ``in_program``: pairs of a result in memory of its own and the operand in which the program stores it.
     ``after_program``: pairs stored once the program has ended, since a result lies in the operand's memory.
-    ``cloned``: results in memory that a store or a later step changes, cloned before ``after_program``."""
+    ``cloned``: results in memory changed by a store or a later step, cloned before ``after_program``."""
 
     in_program: Sequence[tuple[int, int]] = ()
     after_program: Sequence[tuple[int, int]] = ()
@@ -30,7 +30,8 @@ def plan_overwrites(
     of_operands, of_results = [*map(_memory, operands)], [*map(_memory, results)]
     lent, shown = set(of_operands), set(of_results)
     borrowed = {index for index, memory in enumerate(of_results) if index in fixed or memory in lent}
-    in_program, after_program = [], []
+    in_program: list[tuple[int, int]] = []
+    after_program: list[tuple[int, int]] = []
     for index, operand in targets.items():
         is_shown = index in borrowed or of_operands[operand] in shown
         (after_program if is_shown else in_program).append((index, operand))

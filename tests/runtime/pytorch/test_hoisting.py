@@ -51,7 +51,7 @@ def test_powers_leave_the_loops_and_all_results_stay():
     assert {"sum", "sqrt", "rand", "copy_"} <= calls(split.rest) and not {"rand", "copy_"} & calls(split.scalars)
 
     def both(*given):
-        return split.rest(*given, *split.scalars(*(given[place] for place in split.places)))
+        return split.rest(*given, *split.scalars(*(given[index] for index in split.indices)))
 
     for mine, theirs in zip(run(both), run(module), strict=True):
         assert all(map(torch.equal, mine, theirs))
