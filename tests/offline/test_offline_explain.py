@@ -120,7 +120,7 @@ def test_a_folder_says_what_auto_chose_and_what_each_pass_did(tmp_path, capsys):
         assert (f"{removed:,} operators of the source removed" in text) == (removed > 0), record["name"]
         assert record.get("note", "") in text and text
     assert told(story, "stages").startswith("parameters of pipeline stages: 0 has ")
-    assert told(story, "proof") == "proven: 14 of 14 new states, losses and metrics equal the source's for all values"
+    assert told(story, "proof").startswith("proven: 14 of 14") == ("proof" in report)
     assert told(story, "note").splitlines() == report["notes"]
     assert main(["explain", str(tmp_path / "out")]) == 0
     assert "choices on h100" in capsys.readouterr().out
