@@ -117,7 +117,7 @@ def test_a_folder_says_what_auto_chose_and_what_each_pass_did(tmp_path, capsys):
     for record in report["pipeline"]:
         removed = sum(group["count"] for group in report["removed_ops"] if group["pass"] == record["name"])
         text = told(story, record["name"])
-        assert (f"{removed:,} operators of the source removed" in text) == (removed > 0), record["name"]
+        assert (f"{removed:,} operator" in text and "of the source removed" in text) == (removed > 0), record["name"]
         assert record.get("note", "") in text and text
     assert told(story, "stages").startswith("parameters of pipeline stages: 0 has ")
     assert told(story, "proof").startswith("proven: 14 of 14") == ("proof" in report)

@@ -30,9 +30,11 @@ def folder_story(report: Report) -> Iterator[Fact]:
         yield from _choice(report.choice)
     removed, added = _by_pass(report.removed_ops), _by_pass(report.added_ops)
     for record in report.pipeline:
-        counted = (f"{count:,} {what}" for count, what in (
-            (removed[record.name], "operators of the source removed"), (added[record.name], "added"),
-        ) if count)  # fmt: skip
+        counted = [
+            f"{count:,} operator{'s' * (count != 1)} {what}"
+            for count, what in ((removed[record.name], "of the source removed"), (added[record.name], "added"))
+            if count
+        ]
         yield Fact(record.name, "; ".join(filter(None, (", ".join(counted), record.note))) or NEITHER)
     yield from (Fact("stages", line) for line in stage_lines(report.pipeline))
     if report.proof is not None:
