@@ -118,6 +118,24 @@ def test_pieces_of_two_ranks_are_read_by_three(tmp_path):
         assert 0.4 * whole < mine < 0.6 * whole + frames
 
 
+LEFT = """
+import atexit, sys
+import torch.distributed as dist
+atexit.register(lambda: open(f"{sys.argv[2]}.{rank.number}", "w").write(str(dist.is_initialized())))
+import gopt.torch
+rank = gopt.torch.load(sys.argv[1], compiled=False)
+assert dist.is_initialized()
+"""
+
+
+def test_a_script_that_ends_leaves_the_group_it_did_not_start_itself(tmp_path):
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "step.ranks")
+    script = tmp_path / "left.py"
+    script.write_text(LEFT)
+    torchrun(script, 2, tmp_path / "step.ranks", tmp_path / "left")
+    assert [(tmp_path / f"left.{rank}").read_text() for rank in range(2)] == ["False", "False"]
+
+
 @pytest.fixture
 def rank(tmp_path):
     gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 1).write(tmp_path / "step.ranks")
