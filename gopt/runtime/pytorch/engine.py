@@ -181,7 +181,7 @@ def start_processes(device: torch.device, deadline: float) -> None:
 
 
 def _leave() -> None:
-    """End the threads of the group: one that outlives the interpreter ends the process with an abort."""
+    """End the threads of the group: a thread behind the end of the interpreter would abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
