@@ -1,4 +1,4 @@
-"""Compiles a trace by Inductor, its scalars before the rest.
+"""Compiles a trace by Inductor, scalars before the rest.
 
 Inductor writes the computation of a scalar into each loop over tensors, and the machine repeats the computation: two
 powers for each 16 elements of Adam's update."""
@@ -49,7 +49,7 @@ class HoistedScalars:
 def split_scalars(module: GraphModule) -> HoistedScalars | None:
     """The scalars computed from scalars alone, and the rest; None for a trace without such scalars in larger results.
 
-    ``module``: a trace in which nothing is computed behind the stores in operands."""
+    ``module``: a trace without computation behind the stores in operands."""
     operands = [node for node in module.graph.nodes if node.op == "placeholder"]
     early = _early(module)
     used = [node for node in early if any(user not in early and _computes(user) for user in node.users)]
