@@ -145,6 +145,8 @@ def _clip(clip: Clip) -> Text:
 
 def render_folder(info: FolderInspection) -> None:
     """An output folder."""
+    from gopt.offline.explain.folder_story import stage_lines
+
     out = console()
     out.print(Text.assemble((info.folder, "bold"), f"  {info.ranks} ranks"))
     render_before_after(out, info.source.file, info.mesh, info.pipeline, info.before_after)
@@ -175,7 +177,7 @@ def render_folder(info: FolderInspection) -> None:
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in info.balance.items())
     counts = f"{info.removed_ops} ops removed, {info.added_ops} added"
     out.print(f"balance (max / mean): {balance}; {counts}")
-    for line in host_lines(info.pipeline):
+    for line in (*stage_lines(info.pipeline), *host_lines(info.pipeline)):
         out.print(line)
     print_notes(out, info.notes)
 

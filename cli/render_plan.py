@@ -91,8 +91,9 @@ def render_plan(
         out.print(f"{remark}: {text}")
     if rows and rows[0].fits:
         choice = rows[0].choice
-        grid, named = ("", "") if mesh else (f"{choice.mesh}, ", f" --mesh {choice.mesh}")
-        out.print(f"best: {grid}{choice.settings} ({rows[0].why}); gopt shard{named} --auto{device} takes it")
+        grid = "" if mesh else f"{choice.mesh}, "
+        taken = f"gopt shard --mesh {choice.mesh} --auto{device}"
+        out.print(f"best: {grid}{choice.settings} ({rows[0].why}); {taken} takes it")
     elif memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 

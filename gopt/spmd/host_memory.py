@@ -30,7 +30,15 @@ def copied(
     results: Collection[str] = (),
 ) -> CopiedStep:  # fmt: skip
     """The nodes of a rank with the copies of the program. ``carried``: activations of earlier files of the micro-batch;
-    ``results``: activations for later files."""
+    ``results``: activations for later files. Ranks with the same nodes share the answer, which stays unchanged."""
+    names = tuple(node.outputs[0] if node.outputs else node.inputs[0] for node in nodes)
+    question = "copies", program.host, names, frozenset(carried), frozenset(results)
+    return program.once(question, lambda: _copied(program, nodes, sizes, carried, results))
+
+
+def _copied(
+    program: SpmdProgram, nodes: Sequence[Node], sizes: LocalSizes, carried: Collection[str], results: Collection[str]
+) -> CopiedStep:
     states = {state.input: state.output for state in program.states if state.input in set(program.host.states)}
     graph, results_here = program.graph, {name for node in nodes for name in node.outputs}
     outputs = {*program.results().intersection(results_here), *results}

@@ -6,14 +6,12 @@ follows the values of a step, nodes are computed in turn instead."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch._inductor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -29,8 +27,10 @@ from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
+from gopt.runtime.pytorch.hoisting import compiled
 from gopt.runtime.pytorch.host_link import HostLink, PinnedLink
 from gopt.runtime.pytorch.interpreter import NOT_DETERMINISTIC, Body, Interpreter, Scope, UntraceableError, check_known
+from gopt.runtime.pytorch.overwriting import Overwrites, plan_overwrites
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
@@ -63,14 +63,16 @@ class TorchSegment:
         aliases: Mapping[str, str] = NOTHING, link: HostLink | None = None,
     ) -> None:  # fmt: skip
         check_known(segment.nodes)
-        self.overwrites, self._aliases = frozenset(aliases.values()), aliases
+        self.overwrites = frozenset(aliases.values())
         self._link, self._on_host = link, segment.on_host
-        self._surviving = graph.outputs.keys() & segment.outputs
-        """Results that outlive the step."""
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
         self.title = segment.title
+        index_of = {name: index for index, name in enumerate(self.inputs)}
+        self._targets = {index: index_of[aliases[name]] for index, name in enumerate(self.outputs) if name in aliases}
+        """A result -> the overwritten operand."""
+        self._surviving = {index for index, name in enumerate(self.outputs) if name in graph.outputs}
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
@@ -101,17 +103,17 @@ class TorchSegment:
 
     def _program(self, operands: Tensors) -> Program:
         interpreter = Interpreter(self._opset, self._device, traced=self._execution is not Execution.NODES)
-        stores: list[_Stores] = []
+        plans: list[Overwrites] = []
         try:
-            compute = self._compiled(self._computed(interpreter, stores), operands)
+            compute = self._compiled(self._computed(interpreter, plans), operands)
         except _UNTRACEABLE:
-            compute = self._computed(Interpreter(self._opset, self._device, traced=False), stores)
+            compute = self._computed(Interpreter(self._opset, self._device, traced=False), plans)
 
         def run(*operands: torch.Tensor) -> list[torch.Tensor]:
             results = [*compute(*operands)]
-            for index in stores[-1].copied:
+            for index in plans[-1].cloned:
                 results[index] = results[index].clone()
-            for index, operand in stores[-1].late:
+            for index, operand in plans[-1].after_program:
                 results[index] = operands[operand].copy_(results[index])
             return results
 
@@ -124,60 +126,25 @@ class TorchSegment:
         module.graph.eliminate_dead_code()
         module.recompile()
         if self._execution is Execution.COMPILED:
-            return torch._inductor.compile(module, [*operands])  # without Dynamo, and guards in every step
+            return compiled(module, operands)
         return module
 
-    def _computed(self, interpreter: Interpreter, stores: list[_Stores]) -> Program:
-        """The nodes, and the stores in operands; ``stores`` gets those that remain for later."""
+    def _computed(self, interpreter: Interpreter, plans: list[Overwrites]) -> Program:
+        """The nodes, and the stores within the program; ``plans`` gets all stores, in each run and in a trace."""
 
         def compute(*operands: torch.Tensor) -> list[torch.Tensor]:
             scope = Scope(dict(zip(self.inputs, operands, strict=True)), {})
             results = interpreter.run(self._body, scope)
-            stores[:] = [now := self._stores(results, operands, scope.fixed)]
-            for index, operand in now.traced:
+            plan = plan_overwrites(
+                results, operands, targets=self._targets, surviving=self._surviving,
+                fixed={index for index, name in enumerate(self.outputs) if name in scope.fixed},
+            )  # fmt: skip
+            plans[:] = [plan]
+            for index, operand in plan.in_program:
                 results[index] = operands[operand].copy_(results[index])
             return results
 
         return compute
-
-    def _stores(self, results: Tensors, operands: Tensors, fixed: Collection[str]) -> _Stores:
-        of_operands, of_results = [[*map(_memory, tensors)] for tensors in (operands, results)]
-        lent, shown, index_of = (
-            set(of_operands),
-            set(of_results),
-            {name: index for index, name in enumerate(self.inputs)},
-        )
-        borrowed = [name in fixed or memory in lent for name, memory in zip(self.outputs, of_results, strict=True)]
-        stores, previous, written = _Stores(), set[int](), set[int]()
-        for index, name in enumerate(self.outputs):
-            if name in self._aliases:
-                operand = index_of[self._aliases[name]]
-                written.add(of_operands[operand])
-                late = borrowed[index] or of_operands[operand] in shown
-                (stores.late if late else stores.traced).append((index, operand))
-        for index, name in enumerate(self.outputs):
-            memory = of_results[index]
-            if memory in written or (name in self._surviving and (borrowed[index] or memory in previous)):
-                stores.copied.append(index)
-            previous.add(memory)
-        traced = {index for index, _ in stores.traced}
-        stores.copied = [index for index in stores.copied if index not in traced]
-        return stores
-
-
-@dataclass(slots=True)
-class _Stores:
-    """Indices of results and of overwritten operands. ``traced``: results in new memory; ``late``: stored behind the
-    nodes, since a result lies in an operand; ``copied``: results in borrowed memory, copied before."""
-
-    traced: list[tuple[int, int]] = field(default_factory=list)
-    late: list[tuple[int, int]] = field(default_factory=list)
-    copied: list[int] = field(default_factory=list)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """A number for the memory of a tensor, or of a stand-in in a trace."""
-    return tensor.untyped_storage()._cdata
 
 
 class TorchCopies:
