@@ -12,8 +12,8 @@ import numpy as np
 from onnx import ModelProto
 
 LARGE, SMALL = ("mlp", "gpt"), ("mlp10", "gpt10")
-WAYS = ((1, 2), (2, 2), (2, 3))
-"""Ranks and stage."""
+WAYS = ((1, "2"), (2, "2"), (2, "3"), (2, "3k"))
+"""Ranks and stage; ``k``: the backward reads what the forward gathered."""
 
 
 def models() -> dict[str, ModelProto]:
@@ -47,7 +47,7 @@ class Case:
     def batch(self) -> Path:
         return self.folder / "batch.npz"
 
-    def ranks(self, ranks: int, stage: int) -> Path:
+    def ranks(self, ranks: int, stage: int | str) -> Path:
         return self.folder / f"{ranks}.{stage}"
 
     def figures(self, ranks: int, stage: int) -> dict[str, Any]:
@@ -82,5 +82,7 @@ def prepare(name: str, model: ModelProto, folder: Path) -> Case:
     np.savez(case.batch, **batch)
     for ranks, stage in WAYS:
         loaded = gopt.load(path, state=case.state)
-        gopt.shard(loaded, ranks, stage=stage, prove=False).write(case.ranks(ranks, stage))
+        kept = {"shard": {"reshard-after-forward": False}} if stage.endswith("k") else {}
+        sharded = gopt.shard(loaded, ranks, stage=int(stage[0]), passes=kept, prove=False)
+        sharded.write(case.ranks(ranks, stage))
     return case

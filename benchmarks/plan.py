@@ -1,9 +1,9 @@
 """Predicted and measured steps side by side: ``python benchmarks/plan.py`` prints the table of docs/plan.md.
 
-Two processes (MPI) of one thread each. For every fixture one run on ``dp=2`` is traced and calibrates a device; then
-``gopt plan`` predicts each other way to shard, which runs too. A measured step is the lower quartile over the steps of
-a trace, from start to start on rank 0. The whole takes two to three minutes. On a machine with other load the measured
-steps are not those of the program: the load is printed beside the table.
+Two processes (MPI) of one thread each. For every fixture a run on ``dp=2`` and a run on two pipeline stages are traced
+and calibrate a device; then ``gopt plan`` predicts each other way to shard, which runs too. A measured step is the
+lower quartile over the steps of a trace, from start to start on rank 0. The whole takes two to three minutes. On a
+machine with other load the measured steps are not those of the program: the load is printed beside the table.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import gopt
-from gopt.offline.device import DeviceFigures
+from gopt.offline.device import DEVICES, DeviceFigures
 from gopt.verbs.calibrate import calibrate
 from gopt.verbs.plan import plan
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 MODELS = ("gpt_adamw", "mlp_adamw", "cnn_sgd")
-BASE = ("dp=2", 0, 1, None)
-WAYS: tuple[tuple[str, int, int, str | None], ...] = (
-    BASE, ("shard=2", 1, 1, None), ("shard=2", 2, 1, None), ("shard=2", 3, 1, None), ("tp=2", 0, 1, None),
-    ("pp=2", 0, 4, "gpipe"), ("pp=2", 0, 4, "1f1b"), ("pp=2", 0, 8, "1f1b"),
+Way: TypeAlias = tuple[str, int, int, str | None]
+BASE: Sequence[Way] = (("dp=2", 0, 1, None), ("pp=2", 0, 4, "gpipe"))
+WAYS: Sequence[Way] = (
+    *BASE, ("shard=2", 1, 1, None), ("shard=2", 2, 1, None), ("shard=2", 3, 1, None), ("tp=2", 0, 1, None),
+    ("pp=2", 0, 4, "1f1b"), ("pp=2", 0, 8, "1f1b"),
 )  # fmt: skip
-"""Mesh, stage, micro-batches and schedule; the first calibrates."""
+"""Mesh, stage, micro-batches and schedule; the first two calibrate, one after the other."""
 STEPS, WARMUP = 60, 10
 
 
-def run(model: Path, way: tuple[str, int, int, str | None], data: Path, folder: Path) -> tuple[Path, Path]:
+def run(model: Path, way: Way, data: Path, folder: Path) -> tuple[Path, Path]:
     """The folder of a way, and the trace of a run of it; raises UnsupportedError where gopt refuses the way."""
     mesh, stage, count, schedule = way
     target, trace = folder / "ranks", folder / "trace.json"
@@ -62,7 +63,7 @@ def measured(trace: Path) -> float:
     return statistics.quantiles((b - a for a, b in pairwise(begins)), n=4)[0] / 1e6
 
 
-def predicted(model: Path, way: tuple[str, int, int, str | None], device: DeviceFigures) -> float:
+def predicted(model: Path, way: Way, device: DeviceFigures) -> float:
     """Seconds of the row of ``gopt plan`` for a way."""
     mesh, stage, count, schedule = way
     rows = plan(str(model), mesh, device=device, micro_batches=count).choices
@@ -95,7 +96,7 @@ def table(models: Sequence[str]) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="gopt-plan-") as text:
             folder = Path(text)
             batch(model, folder / "batch.npz")
-            device: DeviceFigures | None = None
+            device, traces = DEVICES["cpu"], []
             for number, way in enumerate(WAYS):
                 (folder / str(number)).mkdir()
                 try:
@@ -103,9 +104,12 @@ def table(models: Sequence[str]) -> list[dict[str, Any]]:
                 except gopt.UnsupportedError as error:
                     print(f"{name}, {way}: {error.message}", file=sys.stderr)
                     continue
-                device = device or calibrate(target, trace)
-                rows.append({"model": name, "way": way, "measured": measured(trace),
-                             "predicted": predicted(model, way, device), "calibrates": way == BASE})  # fmt: skip
+                traces.append((way, measured(trace)))
+                if way in BASE:
+                    device = calibrate(target, trace, device=device)
+            for way, seconds in traces:
+                rows.append({"model": name, "way": way, "measured": seconds,
+                             "predicted": predicted(model, way, device), "calibrates": way in BASE})  # fmt: skip
                 print(rows[-1], file=sys.stderr)
     return rows
 

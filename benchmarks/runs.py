@@ -18,6 +18,8 @@ from counters import WARMUP
 HERE = Path(__file__).parent
 OVER_TCP = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "GOPT_BENCH_WIRE": "1"}
 """Keeps MPICH's ranks of one host off shared memory, so that loopback's counters see what they send."""
+LONGEST = 600
+"""Seconds of a run."""
 
 Run = dict[str, Any]
 """``seconds`` of the steps that count, ``losses`` of all, ``peak`` bytes of each process; what else it tells."""
@@ -31,7 +33,12 @@ def together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str,
         subprocess.Popen(command, env=common | more, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
         for command, more in zip(commands, environments, strict=True)
     ]
-    printed = [process.communicate() for process in started]
+    try:
+        printed = [process.communicate(timeout=LONGEST) for process in started]
+    except subprocess.TimeoutExpired as error:
+        for process in started:
+            process.kill()
+        raise SystemExit(f"{' '.join(error.cmd)} takes longer than {LONGEST} s") from None
     for process, (_, errors) in zip(started, printed):
         if process.returncode:
             raise SystemExit(f"{' '.join(process.args)} failed:\n{errors}")  # type: ignore[arg-type]
@@ -93,7 +100,7 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
     return first
 
 
-def gopt_torch(python: str, case: Case, ranks: int, stage: int, steps: int, *, compiled: bool) -> Run:
+def gopt_torch(python: str, case: Case, ranks: int, stage: str, steps: int, *, compiled: bool) -> Run:
     """``gopt run --engine torch`` by an interpreter that has gopt and PyTorch. The loss is read after every step."""
     with tempfile.TemporaryDirectory(prefix="gopt-run-") as text:
         command = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 from cases import LARGE, SMALL
@@ -20,6 +21,7 @@ NAMES = {
     "fsdp2+compile": "torch.compile, FSDP2", "torch1.2": "engine torch, 1 rank", "torch2.2": "engine torch, stage 2",
     "torch2.3": "engine torch, stage 3", "torch1.2c": "engine torch --compile, 1 rank",
     "torch2.2c": "engine torch --compile, stage 2", "torch2.3c": "engine torch --compile, stage 3",
+    "torch2.3k": "engine torch, stage 3, kept", "torch2.3kc": "engine torch --compile, stage 3, kept",
 }  # fmt: skip
 ENGINE_TORCH = (
     ("torch1.2", ("single", "single+compile"), 1.05),
@@ -52,7 +54,7 @@ class Verdict:
 def decide(name: str, rows: Rows) -> Iterator[Verdict]:
     """The targets that one model's rows can decide."""
     if name in SMALL:
-        for way in ("gopt1", *STAGES):
+        for way in (way for way in ("gopt1", *STAGES) if way in rows):
             shares = rows[way]["shares"]
             note = f"{shares['overhead']:.2f} ms of {shares['wall']:.2f}, of it {shares['loop']:.2f} between segments"
             what = f"{name}, {NAMES[way]}: executor overhead / 10 ms"
@@ -60,21 +62,23 @@ def decide(name: str, rows: Rows) -> Iterator[Verdict]:
     if name not in LARGE:
         return
     for way, memory in (("gopt1", "pass1"), *((stage, "pass2") for stage in STAGES)):
-        yield _update(name, way, rows[way]["shares"], rows[memory])
-    for way in STAGES:
-        yield _against(name, rows, way, "gopt1", COST)
-        yield _against(name, rows, way, "gopt1x2", COST)
-    for way in STAGES:
-        for peer in ("ddp", "zero1", "fsdp2") if name == "mlp" else ("fsdp2",):
-            if peer in rows:
-                yield _against(name, rows, way, peer, 1.0)
+        if rows.keys() >= {way, memory}:
+            yield _update(name, way, rows[way]["shares"], rows[memory])
+    peers = ("ddp", "zero1", "fsdp2") if name == "mlp" else ("fsdp2",)
+    limits = {"gopt1": COST, "gopt1x2": COST} | dict.fromkeys(peers, 1.0)
+    for way, (peer, limit) in product(STAGES, limits.items()):
+        if rows.keys() >= {way, peer}:
+            yield _against(name, rows, way, peer, limit)
     for one, peers, limit in ENGINE_TORCH:
         theirs = [peer for peer in peers if peer in rows]
         mine = [way for way in (one, f"{one}c") if way in rows]
         if theirs and mine:
             best, fastest = (min(ways, key=lambda way: rows[way]["ms"]) for ways in (mine, theirs))
             yield _against(name, rows, best, fastest, limit)
-    for way in STAGES:
+    for way in ("torch2.3c", "torch2.3kc"):
+        if rows.keys() >= {way, "torch2.2c"}:
+            yield _against(name, rows, way, "torch2.2c", COST)
+    for way in (way for way in STAGES if way in rows):
         each = rows[way]
         note = f"{'measured' if each['measured'] else 'counted'}; the report says {each['planned_ratio']:.3f}"
         yield Verdict(f"{name}, {NAMES[way]}: bytes sent / bound", each["of_bound"], None, TRAFFIC, note)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import runs
 import spans
@@ -29,12 +31,14 @@ from targets import NAMES, STAGES, Verdict, decide
 
 WIRE_STEPS = 5
 MIB = 1 << 20
+Ways: TypeAlias = dict[str, Callable[[], runs.Run]]
+"""Name of a contestant -> one run of it."""
 
 
-def contestants(case: Case, steps: int, torch: str | None) -> dict[str, Callable[[], runs.Run]]:
-    """Name -> one run of it."""
+def contestants(case: Case, steps: int, torch: str | None) -> Ways:
+    """The contestants for a step."""
     small = case.name not in LARGE
-    ways: dict[str, Callable[[], runs.Run]] = {
+    ways: Ways = {
         "session": partial(runs.session, case, steps),
         "gopt1": partial(runs.gopt, case, 1, 2, steps, threads=small),
         "gopt2.2": partial(runs.gopt, case, 2, 2, steps),
@@ -54,20 +58,26 @@ def contestants(case: Case, steps: int, torch: str | None) -> dict[str, Callable
     return {name: ways[name] for name in NAMES if name in ways}
 
 
-def measure(case: Case, rounds: int, steps: int, torch: str | None, imports: int) -> dict[str, dict[str, Any]]:
-    """A row of every contestant. Bytes of gopt are counted apart, over TCP."""
-    ways = contestants(case, steps, torch)
-    found: dict[str, list[runs.Run]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            begin = time.monotonic()
-            found[name].append(way() | {"took": time.monotonic() - begin})
+def measure(
+    case: Case, rounds: int, ways: Ways, imports: int, end: float, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """A row of every contestant that ran. Bytes of gopt are counted apart, over TCP. ``say`` gets a line for each run;
+    no run starts after ``end`` (``time.monotonic``)."""
+    found: dict[str, list[runs.Run]] = {}
+    for turn, (name, way) in product(range(rounds), ways.items()):
+        if (begin := time.monotonic()) > end:
+            say(f"{case.name}: out of time in round {turn + 1}, before {NAMES[name]}")
+            break
+        made = way() | {"took": time.monotonic() - begin}
+        found.setdefault(name, []).append(made)
+        middle = 1000 * statistics.median(made["seconds"])
+        say(f"{case.name} {turn + 1}/{rounds}: {NAMES[name]}: {middle:.1f} ms a step, in {made['took']:.0f} s")
     rows = {name: row(made, imports if name.startswith("gopt") else None) for name, made in found.items()}
     bound = case.figures(2, 2)["traffic"]["bound"]
-    for name in ("pass1", "pass2") if "pass1" in rows else ():
+    for name in rows.keys() & {"pass1", "pass2"}:
         size = 28 * (case.parameters if name == "pass1" else case.parameters // 2)
         rows[name] |= {"ns": 1e6 * rows[name]["ms"] / size, "min_ns": 1e6 * rows[name]["min_ms"] / size}
-    for name, stage in zip(STAGES, (2, 3)):
+    for name, stage in ((name, stage) for name, stage in zip(STAGES, (2, 3)) if name in rows):
         over_tcp = runs.gopt(case, 2, stage, WIRE_STEPS, wire=True)["sent"]
         handed, planned = rows[name]["handed"], case.figures(2, stage)["traffic"]["ratio"]
         # Where MPI knows no such way around shared memory, loopback saw nothing but the launcher.
@@ -110,7 +120,7 @@ def show(console: Console, name: str, rows: dict[str, dict[str, Any]]) -> None:
             cells[5:] = f"{each['peak'] / MIB:.0f}", f"{(each['peak'] - each['imports']) / MIB:.0f}"
         table.add_row(NAMES[way], *cells)
     console.print(table)
-    if not all(rows[way]["measured"] for way in STAGES):
+    if not all(rows[way]["measured"] for way in STAGES if way in rows):
         console.print("MB sent: of gopt counted on a ring, for its MPI would not leave shared memory", highlight=False)
     table = Table(title=f"{name}: where the time of a rank goes, ms")
     columns = ("wall", "compute", "update", "exposed", "overhead", "loop", "calls")
@@ -143,6 +153,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch")
     parser.add_argument("--model", action="append", choices=models(), help="only this one; may be repeated")
+    parser.add_argument("--way", action="append", choices=NAMES, help="only this contestant; may be repeated")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no run starts after that many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     given = parser.parse_args()
     console, start = Console(width=None if os.isatty(1) else 150), time.monotonic()
@@ -151,13 +163,15 @@ def main() -> None:
         "load": os.getloadavg()[0], "loopback_quiet_bytes_per_s": quiet_rate(), "models": {},
     }  # fmt: skip
     verdicts: list[Verdict] = []
+    chosen = {name: model for name, model in models().items() if name in (given.model or models())}
     imports = runs.imports()
     with tempfile.TemporaryDirectory(prefix="gopt-bench-") as text:
-        for name, model in models().items():
-            if given.model and name not in given.model:
-                continue
+        for number, (name, model) in enumerate(chosen.items(), 1):
             case = prepare(name, model, Path(text, name))
-            rows = measure(case, given.rounds, given.steps if name in LARGE else 4 * given.steps, given.torch, imports)
+            ways = contestants(case, given.steps if name in LARGE else 4 * given.steps, given.torch)
+            ways = {way: run for way, run in ways.items() if way in (given.way or NAMES)}
+            end = start + 60 * given.minutes * number / len(chosen)
+            rows = measure(case, given.rounds, ways, imports, end, lambda line: console.print(line, highlight=False))
             record["models"][name] = rows
             show(console, name, rows)
             verdicts += decide(name, rows)

@@ -53,7 +53,7 @@ from .server_options import MODES, trainers_option
 @click.option(
     "--calibrate",
     metavar="TRACE",
-    help="Fit the figures of a device to the trace of gopt run DIR --trace; MODEL is DIR, and -o the file.",
+    help="Fit the figures of --device, or of cpu, to the trace of gopt run DIR --trace; MODEL is DIR, -o the file.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", help="With --calibrate: the file of the device.  [default: device.json]"
@@ -86,7 +86,8 @@ def command(model: str, **args: Any) -> None:
     slowest), or one for the ranks inside a node and another for the rest.
 
     With --device the whole step is timed: its nodes on the device, its calls on the links, in the order of the file.
-    Meshes with pipeline stages (pp), schedules and micro-batches are compared too, and recompute where nothing fits.
+    Meshes with pipeline stages (pp), schedules and micro-batches are compared too; recompute and offload where nothing
+    fits.
 
     --calibrate writes the file of a device: shard the step in some way, run it with --trace, and give folder and trace.
 
@@ -103,6 +104,18 @@ def command(model: str, **args: Any) -> None:
       gopt plan step.ranks --calibrate trace.json -o mine.json
       gopt plan step.onnx --trainers 8 --servers 4 --memory 16GB
     """
+    if args["calibrate"] is not None:
+        _calibrate(model, args)
+        return
+    if args["output"] is not None:
+        raise OptionError("--output has no effect without --calibrate", "a plan writes nothing")
+    if args["micro_batches"] is not None and args["device"] is None:
+        raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
+    _plan(model, args)
+
+
+def _plan(model: str, args: dict[str, Any]) -> None:
+    """Rank and print the choices of sharding, or of servers."""
     from gopt import api
     from gopt.records.topology import parse_bytes
     from gopt.verbs.plan import plan
@@ -111,14 +124,7 @@ def command(model: str, **args: Any) -> None:
     from .render_plan import render_plan
     from .render_progress import progress
 
-    ranks, mesh, link = args["ranks"], args["mesh"], args["link"]
-    if args["calibrate"] is not None:
-        _calibrate(model, args)
-        return
-    if args["output"] is not None:
-        raise OptionError("--output has no effect without --calibrate", "a plan writes nothing")
-    if args["micro_batches"] is not None and args["device"] is None:
-        raise OptionError("--micro-batches has no effect without --device", "add --device h100, a100, cpu or a file")
+    ranks, mesh = args["ranks"], args["mesh"]
     servers = plans_servers(args)
     table = read_config(args["config"])
     roles = role_map(
@@ -134,11 +140,7 @@ def command(model: str, **args: Any) -> None:
         result = plan(
             lambda: api.load(model, roles=roles, group_types=group_types(args["group_type"]), axes=axes),
             grid if fixed else grid.ranks,
-            memory=args["memory"],
-            link=link,
-            device=args["device"],
-            bucket_mb=args["bucket_mb"],
-            micro_batches=args["micro_batches"],
+            **{name: args[name] for name in ("memory", "link", "device", "bucket_mb", "micro_batches")},
             advance=advance,
         )
     if args["as_json"]:
@@ -154,13 +156,13 @@ def _calibrate(folder: str, args: dict[str, Any]) -> None:
     from gopt.system.files import write_new
     from gopt.verbs.calibrate import calibrate
 
-    for name in ("ranks", "mesh", "memory", "link", "device", "bucket_mb", "micro_batches", "trainers", "servers"):
+    for name in ("ranks", "mesh", "memory", "link", "bucket_mb", "micro_batches", "trainers", "servers"):
         if args[name] is not None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"--calibrate takes no {flag}", f"leave out {flag}")
     target = Path(args["output"] or "device.json")
     if target.suffix != ".json":
         raise OptionError(f"a device is written as JSON, not to {target.name}", "call it mine.json")
-    device = calibrate(folder, args["calibrate"], name=target.stem)
+    device = calibrate(folder, args["calibrate"], name=target.stem, device=args["device"] or "cpu")
     write_new(target, json.dumps(device.to_json(), indent=1).encode() + b"\n")
     click.echo(f"written to {target}; gopt plan step.onnx --ranks 2 --device {target} times steps with it")

@@ -115,22 +115,18 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], rig
 
 def render_report(report: Report, output: Path | None) -> None:
     """Print the result of ``gopt shard``."""
+    from gopt.offline.explain.folder_story import choice_text, stage_lines
+
     from .render_before_after import render_before_after
 
     out = console()
     render_before_after(out, report.source.file, report.mesh.axes, report.pipeline, report.before_after)
     _render_buckets(out, buckets(report.pipeline))
-    for line in _stages(report.pipeline):
+    for line in (*stage_lines(report.pipeline), *host_lines(report.pipeline)):
         out.print(line)
     _render_ranks(out, report)
     if report.choice is not None:
-        choice = report.choice
-        from gopt.offline.plan_settings import ShardSettings
-
-        chosen = ShardSettings(
-            choice.stage, choice.partition, choice.bucket_mb, choice.accumulate, choice.schedule, choice.recompute
-        )
-        out.print(f"chosen of {choice.weighed}: {chosen}: {choice.why}")
+        out.print(f"chosen of {report.choice.weighed}: {choice_text(report.choice)}")
     out.print(table("Figures", ("", "is", "of"), _figure_rows(report), ()))
     kinds = ", ".join(f"{check.name} {check.count}" for check in report.checks)
     gone, new = total(report.removed_ops), total(report.added_ops)
@@ -216,12 +212,17 @@ def _render_ranks(out: Console, report: Report) -> None:
     print_left(out, len(groups) - shown, "kinds of ranks", "report.json")
 
 
-def _stages(passes: Sequence[PassRecord]) -> Iterator[str]:
-    """The parameters of each pipeline stage."""
-    for facts in (record.facts for record in passes if record.name == "pipeline" and record.facts):
-        sizes = zip(facts["parameters"], facts["elements"])
-        texts = [f"{number} has {count} of {elements:,} elements" for number, (count, elements) in enumerate(sizes)]
-        yield f"parameters of pipeline stages: {', '.join(texts)}"
+def host_lines(passes: Sequence[PassRecord]) -> Iterator[str]:
+    """The bytes in the memory of the host, and the bytes copied in a step."""
+    for facts in (record.facts for record in passes if record.name == "offload" and record.facts):
+        size = {name: format_bytes(facts[name]) for name in ("state_bytes", "activation_bytes", "to_host", "to_device")}
+        parts = []
+        if facts["states"]:
+            parts.append(f"{size['state_bytes']} of states of a rank, updated there by {facts['nodes']} nodes")
+        if facts["activations"]:
+            parts.append(f"{size['activation_bytes']} of values of a forward until its backward")
+        yield f"on the host: {' and '.join(parts)}"
+        yield f"copied in a step: {size['to_host']} to the host, {size['to_device']} to the device"
 
 
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:

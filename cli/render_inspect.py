@@ -11,7 +11,7 @@ from rich.text import Text
 from gopt.text.amounts import format_bytes, group_ranks, rank_ranges
 from gopt.text.sanitize import listed
 
-from .render import calls_text, console, print_left, print_notes, print_ranks, table
+from .render import calls_text, console, host_lines, print_left, print_notes, print_ranks, table
 from .render_before_after import render_before_after, set_options
 
 if TYPE_CHECKING:
@@ -145,6 +145,8 @@ def _clip(clip: Clip) -> Text:
 
 def render_folder(info: FolderInspection) -> None:
     """An output folder."""
+    from gopt.offline.explain.folder_story import stage_lines
+
     out = console()
     out.print(Text.assemble((info.folder, "bold"), f"  {info.ranks} ranks"))
     render_before_after(out, info.source.file, info.mesh, info.pipeline, info.before_after)
@@ -152,6 +154,9 @@ def render_folder(info: FolderInspection) -> None:
     where = f"{info.sharded} sharded, {info.replicated} on every rank"
     out.print(f"states: {kinds}; {where}; values {format_bytes(info.values_bytes)}")
     _print_draws(out, info.draws)
+    for title, names in (("states", info.host.states), ("values of the forward", info.host.activations)):
+        if names:
+            out.print(Text(f"on the host: {len(names)} {title}: {listed(names, 8)}"))
     rows: list[Sequence[Any]] = []
     for record in info.pipeline:
         rows.append((record.name, ", ".join(set_options(record)) or "defaults", record.note))
@@ -172,6 +177,8 @@ def render_folder(info: FolderInspection) -> None:
     balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in info.balance.items())
     counts = f"{info.removed_ops} ops removed, {info.added_ops} added"
     out.print(f"balance (max / mean): {balance}; {counts}")
+    for line in (*stage_lines(info.pipeline), *host_lines(info.pipeline)):
+        out.print(line)
     print_notes(out, info.notes)
 
 

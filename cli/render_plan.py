@@ -38,6 +38,7 @@ _LEGEND = {
     "compute": "time of a step's operators on the device, by their operations, bytes and starts",
     "recompute": "time of operators that run a second time in the backward",
     "again": "the policy of --recompute",
+    "host": "what is in the memory of the host (--offload)",
     "bubble": "time in which stages wait for one another",
     "micro-batches": "batches that a rank computes one by one in a step, and their order on stages (--schedule)",
     "exposed": "time of calls during which a rank does not compute",
@@ -90,8 +91,9 @@ def render_plan(
         out.print(f"{remark}: {text}")
     if rows and rows[0].fits:
         choice = rows[0].choice
-        grid, named = ("", "") if mesh else (f"{choice.mesh}, ", f" --mesh {choice.mesh}")
-        out.print(f"best: {grid}{choice.settings} ({rows[0].why}); gopt shard{named} --auto{device} takes it")
+        grid = "" if mesh else f"{choice.mesh}, "
+        taken = f"gopt shard --mesh {choice.mesh} --auto{device}"
+        out.print(f"best: {grid}{choice.settings} ({rows[0].why}); {taken} takes it")
     elif memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 
@@ -129,9 +131,11 @@ def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
             absent |= {"bubble", "micro-batches"}
         if not any(choice.settings.recompute for choice in timed):
             absent |= {"recompute", "again"}
+        if not any(choice.settings.offload for choice in timed):
+            absent |= {"host"}
         if not wide:
             absent |= _WIDE_ONLY | {"bucket", "recompute"} | (set() if mesh else {"compute", "exposed", "bubble"})
-        head = [*(() if mesh else ("mesh",)), *_HEAD, "micro-batches", "again"]
+        head = [*(() if mesh else ("mesh",)), *_HEAD, "micro-batches", "again", "host"]
         return [name for name in (*head, *_BYTES, *_TIMED[:-1], f"step{per}") if name not in absent]
     figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
     columns = [*(() if mesh else ("shard", "tp")), *_HEAD, *_BYTES, *figures]
@@ -171,7 +175,7 @@ def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
     if choice.time is not None:
         cells |= {name: format_seconds(getattr(choice.time, name)) for name in _TIMED[:-1]}
         cells["micro-batches"] = " × ".join(filter(None, (str(settings.accumulate), settings.schedule)))
-        cells |= {"mesh": str(choice.mesh), "again": settings.recompute or ""}
+        cells |= {"mesh": str(choice.mesh), "again": settings.recompute or "", "host": settings.offload or ""}
         cells |= {
             "step": format_seconds(choice.time.seconds),
             "step/batch": format_seconds(choice.time.seconds / choice.batches),

@@ -57,6 +57,13 @@ from .terminal import print_json, print_text
     "as 200MiB.  [default: save all]",
 )
 @click.option(
+    "--offload",
+    metavar="states|activations|PATTERN|BYTES",
+    help="Keep values in the memory of the host, beside a device: optimizer states, which are updated there (states), "
+    "values between forward and backward (activations), those that a PATTERN names, or as few as leave a rank at most "
+    "BYTES alive; several with commas between.  [default: all on the device]",
+)
+@click.option(
     "--loss-reduction",
     metavar="mean|sum|weighted:VALUE|sum:NAMES|auto",
     help="Combine the gradients of ranks: mean for a mean loss; sum for a summed loss; weighted:VALUE for a loss "

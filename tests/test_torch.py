@@ -110,11 +110,30 @@ def test_pieces_of_two_ranks_are_read_by_three(tmp_path):
     before, behind = (torch.load(tmp_path / f"{way}.pt") for way in ("save", "load"))
     assert before.keys() == behind.keys() and all(torch.equal(before[name], behind[name]) for name in before)
     whole = sum(value.nbytes for value in before.values())
-    stored = torch.distributed.checkpoint.FileSystemReader(tmp_path / "dcp").read_metadata().storage_data
+    reader = pytest.importorskip("torch.distributed.checkpoint").FileSystemReader(tmp_path / "dcp")
+    stored = reader.read_metadata().storage_data
     for rank in range(2):  # a rank writes its pieces alone
         mine = sum(entry.length for entry in stored.values() if entry.relative_path.startswith(f"__{rank}_"))
         frames = 2000 * len(stored)
         assert 0.4 * whole < mine < 0.6 * whole + frames
+
+
+LEFT = """
+import atexit, sys
+import torch.distributed as dist
+atexit.register(lambda: open(f"{sys.argv[2]}.{rank.number}", "w").write(str(dist.is_initialized())))
+import gopt.torch
+rank = gopt.torch.load(sys.argv[1], compiled=False)
+assert dist.is_initialized()
+"""
+
+
+def test_a_script_that_ends_leaves_the_group_it_did_not_start_itself(tmp_path):
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 2).write(tmp_path / "step.ranks")
+    script = tmp_path / "left.py"
+    script.write_text(LEFT)
+    torchrun(script, 2, tmp_path / "step.ranks", tmp_path / "left")
+    assert [(tmp_path / f"left.{rank}").read_text() for rank in range(2)] == ["False", "False"]
 
 
 @pytest.fixture

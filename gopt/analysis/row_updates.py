@@ -22,7 +22,7 @@ from gopt.analysis.training import Phase
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, numpy_dtype
-from gopt.operators.kinds import COMBINERS, MEANS, NORM_REDUCTIONS
+from gopt.operators.kinds import CASTS, COMBINERS, MEANS, NORM_REDUCTIONS, UNMOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _RowContents:
             stack.extend(missing)
             if not missing:
                 read = [self.held[name] if name else _UNKNOWN for name in node.inputs]
-                self.held[top] = self._cast(node, read[0]) if node.is_a("Cast") else _RULES[node.op_type](node, read)
+                self.held[top] = self._cast(node, read[0]) if node.is_in(CASTS) else _RULES[node.op_type](node, read)
         return self.held[name]
 
     def _cast(self, node: Node, content: _RowContent) -> _RowContent:
@@ -262,9 +262,9 @@ def _chosen(node: Node, contents: list[_RowContent]) -> _RowContent:
 
 
 _RULES: dict[str, Rule] = {
-    "Identity": _kept, "Cast": _kept, "Reshape": _kept, "Squeeze": _kept, "Unsqueeze": _kept, "Flatten": _kept,
-    "Expand": _kept, "Add": _sum, "Sum": _sum, "Sub": _difference, "Mul": _product, "Div": _quotient, "Sqrt": _root,
-    "Pow": _power, "Abs": _absolute, "Neg": _negative, "Sign": _odd, "Tanh": _odd, "Max": _extreme, "Min": _extreme,
+    **dict.fromkeys(UNMOVED | {"Expand"}, _kept),
+    "Add": _sum, "Sum": _sum, "Sub": _difference, "Mul": _product, "Div": _quotient, "Sqrt": _root, "Pow": _power,
+    "Abs": _absolute, "Neg": _negative, "Sign": _odd, "Tanh": _odd, "Max": _extreme, "Min": _extreme,
     "Clip": _clip, "Where": _chosen, "ReduceSum": _odd, "ReduceMean": _odd, "ReduceSumSquare": _odd, "ReduceL1": _odd,
     "ReduceL2": _odd, "ReduceMax": _odd, "ReduceMin": _odd,
 }  # fmt: skip

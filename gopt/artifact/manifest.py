@@ -43,6 +43,7 @@ from gopt.documents.records import (
     one_of,
     to_document,
 )
+from gopt.records.host_values import HostValues
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
@@ -80,6 +81,9 @@ class Manifest:
     synchronised: SynchronisedValues = field(default=SynchronisedValues(), metadata=OPTIONAL)
     """The record lists what is averaged over all ranks that see different data inside the forward and the backward
     (--statistics sync); the key is absent when nothing is."""
+    host: HostValues = field(default=HostValues(), metadata=OPTIONAL)
+    """The record lists the values in the memory of the host, beside a device (--offload); the key is absent when all
+    are on the device. An engine whose device is the host has nothing to move."""
     mesh: MeshEntry
     """The ranks form a mesh with named axes."""
     split: Mapping[str, SizesRule] | None = field(default=None, metadata=OPTIONAL)
@@ -180,7 +184,8 @@ class Manifest:
 
     def digest(self) -> str:
         """Identifies the ranks of a checkpoint, whatever their start values."""
-        return hashlib.sha256(json.dumps(self.bare.to_json(), sort_keys=True).encode()).hexdigest()
+        same = replace(self.bare, host=HostValues())  # steps are the same wherever values lie
+        return hashlib.sha256(json.dumps(same.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The document as written."""

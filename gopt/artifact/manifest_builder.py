@@ -43,6 +43,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         statistics="root" if program.statistics_of_root else "mean",
         reductions=() if program.statistics_of_root else tuple(program.reductions.values()),
         synchronised=program.synchronised,
+        host=program.host,
         mesh=MeshEntry.of(program.mesh),
         split=dict(program.split) or None,
         source=SOURCE_FILE,

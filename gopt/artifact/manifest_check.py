@@ -109,6 +109,7 @@ class _Checker:
         self._phases()
         self._ranks(mesh)
         self._reductions()
+        self._host()
         check_server_plan(self.name, self.manifest)
         return mesh
 
@@ -165,6 +166,20 @@ class _Checker:
             if entry.rule not in ([due] if due else ["local"] if entry.tensor in local else ["mean", "root"]):
                 what = f"{show(entry.rule)} is not how the ranks of the manifest combine {show(entry.tensor)}"
                 _refuse(self.name, f"reductions[{index}].rule", what)
+
+    def _host(self) -> None:
+        """Values on the host are states of ranks and values of a step without inputs, each named once."""
+        host, lists = self.manifest.host, [self.manifest.common.state, *(rank.state for rank in self.manifest.ranks)]
+        inputs = {state.input for states in {id(states): states for states in lists}.values() for state in states}
+        whole = len(self.manifest.ranks) == self.manifest.total_ranks
+        self._once("host", [*host.states, *host.activations])
+        for index, name in enumerate(host.states):
+            if whole and name not in inputs:
+                _refuse(self.name, f"host.states[{index}]", f"{show(name)} is not a state of a rank")
+        fed = inputs | {entry.name for entry in self.manifest.common.inputs}
+        for index, name in enumerate(host.activations):
+            if name in fed:
+                _refuse(self.name, f"host.activations[{index}]", f"{show(name)} is an input of a step")
 
     def _phases(self) -> None:
         phases, accumulate = self.manifest.phases, self.manifest.accumulate

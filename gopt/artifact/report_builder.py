@@ -203,13 +203,15 @@ def _rank_bytes(
 ) -> RankBytes:
     """Bytes that one rank holds; ``parts`` are its phases."""
     kinds = {state.tensor: state.kind for state in program.source.states}
-    parameters = optimizer_states = 0
+    parameters = optimizer_states = host = 0
+    hosted = set(program.host.states)
     for state in (*common, *parts[0].states):
         kind = kinds[state.pieces[0].tensor] if state.pieces else None
         if kind is StateKind.PARAMETER:
             parameters += state.type.nbytes
         elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
             optimizer_states += state.type.nbytes
+        host += state.type.nbytes if state.input in hosted else 0
     gradients = sum(accumulator.type.nbytes for accumulator in parts[0].accumulators)
     for part, node in _comm_nodes(parts):
         if any(name in reducible for name in node.inputs) and _defined(program, part, node):
@@ -217,7 +219,7 @@ def _rank_bytes(
             if len(outputs) == len(node.inputs):  # a fused call may carry statistics and scalars as well
                 outputs = [new for old, new in zip(node.inputs, outputs) if old in reducible]
             gradients += _nbytes(program, part, outputs)
-    return RankBytes(parameters, optimizer_states, gradients)
+    return RankBytes(parameters, optimizer_states, gradients, host)
 
 
 def _nbytes(program: SpmdProgram, part: RankGraph, names: Iterable[str]) -> int:

@@ -49,6 +49,9 @@ class RankBytes:
     gradients: Count
     """Bytes of gradients that the rank holds at once: reduced ones, or its own where no call reduces any; accumulators
     of --accumulate included."""
+    host: Count = field(default=0, metadata=OPTIONAL)
+    """Of the bytes of parameters and optimizer states, this many are in the memory of the host; the key is absent when
+    all are on the device."""
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -165,6 +168,8 @@ class ChoiceEntry:
     """The choice has this order of micro-batches on pipeline stages; the key is absent without stages."""
     recompute: str | None = field(default=None, metadata=OPTIONAL)
     """The choice computes values of the forward again by this policy; the key is absent where it does not."""
+    offload: str | None = field(default=None, metadata=OPTIONAL)
+    """The choice has these values in the memory of the host; the key is absent where all are on the device."""
     nbytes: Mapping[str, Count] = field(metadata=key("bytes"))
     """The table gives the bytes that a rank holds, estimated from the graph that all ranks have in common: parameters
     and optimizer_states that the fullest rank holds between steps, low-precision copies included; gradients, gathered
@@ -237,11 +242,14 @@ class StepSize:
     """The step makes this many collective calls in one update, all its micro-steps included."""
     traffic: Count
     """The step sends this many bytes in one update."""
+    host: Count = field(default=0, metadata=OPTIONAL)
+    """Of the bytes of parameters and optimizer states, this many are in the memory of the host; the key is absent when
+    all are on the device."""
 
     @property
     def held(self) -> int:
-        """Bytes of states and live values together."""
-        return self.parameters + self.optimizer_states + self.peak_live
+        """Bytes of states and live values together on the device."""
+        return self.parameters + self.optimizer_states + self.peak_live - self.host
 
 
 @dataclass(frozen=True, slots=True)

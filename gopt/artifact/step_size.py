@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, SourceEntry, StepSize
@@ -36,14 +35,17 @@ def before_after(
         return peaks[key]
 
     def held(usage: RankUsage) -> int:
-        return usage.nbytes.parameters + usage.nbytes.optimizer_states
+        return usage.nbytes.parameters + usage.nbytes.optimizer_states - usage.nbytes.host
 
     most = max(usages, key=held)
     if program.others or program.stages is not None:
         most = max(usages, key=lambda usage: held(usage) + peak(usage.rank))
     parts = [rank for rank in ranks if rank.rank == most.rank]
     largest = StepSize(
-        peak_live=peak(most.rank), initializers=_stored(program, common, parts), **rank_sizes(most, parts)
+        peak_live=peak(most.rank),
+        initializers=_stored(program, common, parts),
+        host=most.nbytes.host,
+        **rank_sizes(most, parts),
     )
     before = StepSize(peak_live=live_in_source(program.source).peak, **source_sizes(program.source, source))
     return BeforeAfter(most.rank, before, largest)
@@ -66,14 +68,14 @@ def source_sizes(training: TrainingGraph, source: SourceEntry) -> dict[str, int]
     """The sizes of the source, for a table beside ranks or roles."""
     stored = sum(tensor.nbytes for tensor in training.graph.initializers.values())
     counts = {"nodes": source.counts["nodes"], "calls": len(training.calls), "traffic": 0, "initializers": stored}
-    return counts | asdict(source_bytes(training))
+    return counts | source_bytes(training).by_kind
 
 
 def rank_sizes(usage: RankUsage, parts: Sequence[RankGraph]) -> dict[str, int]:
     """The sizes of a rank with some files, except for the stored bytes."""
     nodes = sum(len(block.nodes) for part in parts for block in part.blocks)
     calls = sum(call.calls for call in usage.communication)
-    return {"nodes": nodes, "calls": calls, "traffic": usage.bytes_sent} | asdict(usage.nbytes)
+    return {"nodes": nodes, "calls": calls, "traffic": usage.bytes_sent} | usage.nbytes.by_kind
 
 
 def _stored(program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph]) -> int:

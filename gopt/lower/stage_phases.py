@@ -17,7 +17,7 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, stage_actions, with_common
+from gopt.spmd.stage_actions import ChunkAction, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
@@ -53,7 +53,7 @@ class _Divided:
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}
         """Value of some members -> these members."""
-        self.part_of: dict[str, Part] = {}
+        self.part_of: dict[str, ChunkAction] = {}
         """Value of some members -> the action that makes it."""
         self.common = [node for node in actions.nodes if id(node) in actions.common]
         """Nodes that every action with a reader runs."""
@@ -69,7 +69,7 @@ class _Divided:
             elif id(node) not in actions.common and isinstance(place, OnMember):
                 self._add(actions.part(node), node, (place.member,))
 
-    def _add(self, part: Part, node: Node, members: tuple[int, ...]) -> None:
+    def _add(self, part: ChunkAction, node: Node, members: tuple[int, ...]) -> None:
         self.actions[part].add(node)
         self.members.update(dict.fromkeys(node.outputs, members))
         self.part_of.update(dict.fromkeys(node.outputs, part))
@@ -126,8 +126,8 @@ class _Divided:
         shown = self.backward, self.plan.chunks - 1
         for output, value in self.micro.items():
             results[self.part_of.get(value, shown)][output] = value
-        readers: dict[str, list[Part]] = {}
-        common: dict[Part, list[Node]] = {}
+        readers: dict[str, list[ChunkAction]] = {}
+        common: dict[ChunkAction, list[Node]] = {}
         for part, action in self.actions.items():
             action.needed.update(results[part].values())
             common[part] = with_common(action.needed, self.common)

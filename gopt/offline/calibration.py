@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,9 @@ from gopt.records.topology import Link
 
 STIFFNESS = 0.05
 """Weight of a figure's distance from the known device, beside measured times: a few segments do not settle all."""
+ENOUGH = 10
+"""With fewer segments the start of a segment stays nearer, with fewer calls the latency: both are as good as the other
+figures."""
 ROUNDS = 60
 
 
@@ -27,32 +30,46 @@ class MeasuredCall:
     seconds: float
 
 
-def fit_device(device: DeviceFigures, segments: Sequence[tuple[Sequence[NodeWork], float]]) -> DeviceFigures:
+@dataclass(frozen=True, slots=True)
+class MeasuredSegment:
+    """The work of nodes run together, and the measured seconds. ``starts``: whether the nodes take a start
+    together."""
+
+    works: Sequence[NodeWork]
+    seconds: float
+    starts: bool = True
+
+
+def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegment]) -> DeviceFigures:
     """``device`` with the speeds for which segments of nodes take the measured seconds: least squares of logarithms,
     with the logarithm of the sum. The peaks of types keep their relation."""
-    segments = [(works, seconds) for works, seconds in segments if seconds > 0 and any(map(NOTHING.__ne__, works))]
+    segments = [item for item in measured_segments if item.seconds > 0 and any(map(NOTHING.__ne__, item.works))]
     if not segments:
         return device
-    numbers = np.repeat(np.arange(len(segments)), [len(works) for works, _ in segments])
-    works = [work for works, _ in segments for work in works]
+    numbers = np.repeat(np.arange(len(segments)), [len(item.works) for item in segments])
+    works = [work for item in segments for work in item.works]
     products = np.array([work.flops / device.peak(work.dtype) for work in works])
     moves = np.array([work.nbytes / device.stream for work in works])
     starts = np.array([work.launches * device.launch for work in works])
-    measured = np.array([seconds for _, seconds in segments])
+    together = np.array([device.segment * item.starts for item in segments])
+    stiffer = np.array([1, 1, 1, _stiffer(sum(item.starts for item in segments))])
+    measured = np.array([item.seconds for item in segments])
 
     def residuals(logs: Array) -> Array:
         slower = np.exp(logs)
         times = starts * slower[2] + np.maximum(products * slower[0], moves * slower[1])
-        modelled = np.maximum(np.bincount(numbers, times, len(segments)), 1e-12)
+        modelled = np.maximum(np.bincount(numbers, times, len(segments)) + together * slower[3], 1e-12)
         share = np.sqrt(measured / measured.sum())
         return np.concatenate([
-            share * np.log(modelled / measured), [3 * np.log(modelled.sum() / measured.sum())], STIFFNESS * logs
+            share * np.log(modelled / measured), [3 * np.log(modelled.sum() / measured.sum())],
+            STIFFNESS * stiffer * logs,
         ])  # fmt: skip
 
-    products_, moves_, starts_ = np.exp(_least_squares(residuals, 3))
+    products_, moves_, starts_, segments_ = np.exp(_least_squares(residuals, 4))
     return replace(
         device, flops={name: float(speed / products_) for name, speed in device.flops.items()},
         bandwidth=float(device.bandwidth / moves_), launch=float(device.launch * starts_),
+        segment=float(device.segment * segments_),
     )  # fmt: skip
 
 
@@ -63,14 +80,19 @@ def fit_link(link: Link, calls: Sequence[MeasuredCall]) -> Link:
         return link
     starts = np.array([link.start(call.rounds, call.members) for call in calls])
     moves = np.array([call.sent / link.bandwidth for call in calls])
+    stiffer = np.array([_stiffer(len(calls)), 1])
     measured = np.array([call.seconds for call in calls])
 
     def residuals(logs: Array) -> Array:
         modelled = starts * np.exp(logs[0]) + moves * np.exp(logs[1])
-        return np.concatenate([np.log(modelled / measured) / np.sqrt(len(calls)), STIFFNESS * logs])
+        return np.concatenate([np.log(modelled / measured) / np.sqrt(len(calls)), STIFFNESS * stiffer * logs])
 
     latency, moving = np.exp(_least_squares(residuals, 2))
     return Link(float(link.bandwidth / moving), float(link.latency * latency))
+
+
+def _stiffer(count: int) -> float:
+    return max(ENOUGH / max(count, 1), 1)
 
 
 def _least_squares(residuals: Callable[[Array], Array], count: int) -> Array:

@@ -39,6 +39,11 @@ class DeviceFigures:
     """Operators reach this share of flops and bandwidth, 0 to 1."""
     call: Amount = field(default=0.0, metadata=OPTIONAL)
     """Each call between ranks keeps the device from computing for this many seconds, beside the time on the link."""
+    message: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Each message between pipeline stages keeps sender and receiver from computing for this many seconds; absent means
+    as many as call says."""
+    segment: Amount = field(default=0.0, metadata=OPTIONAL)
+    """The operators between two calls or messages take this many seconds to start together."""
     run: Amount = field(default=0.0, metadata=OPTIONAL)
     """Each run of a file of the rank takes this many seconds beside its operators and calls."""
     step: Amount = field(default=0.0, metadata=OPTIONAL)
@@ -48,6 +53,12 @@ class DeviceFigures:
     fuse_from: Count | None = field(default=None, metadata=OPTIONAL)
     """Elementwise operators on values of at least so many elements pass over memory once, together with neighbours of
     the same size; absent means that each operator passes over memory."""
+    host_link: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Values of --offload pass between the memory of the device and of the host at this many bytes in a second, in each
+    direction; absent means that the host is the device, and nothing is moved."""
+    host_bandwidth: Amount | None = field(default=None, metadata=OPTIONAL)
+    """The host reads or writes this many bytes of memory in a second for a rank, in updates of states there; absent
+    means as many as the device."""
     link: str | None = field(default=None, metadata=OPTIONAL)
     """The links between ranks, as gopt plan --link takes them; absent means that they are unknown. The option goes
     first."""
@@ -61,6 +72,11 @@ class DeviceFigures:
         return self.efficiency * self.flops.get(dtype, self.flops["float32"])
 
     @property
+    def host_stream(self) -> float:
+        """Bytes read or written in a second by the host."""
+        return self.stream if self.host_bandwidth is None else self.efficiency * self.host_bandwidth
+
+    @property
     def stream(self) -> float:
         """Bytes read or written in a second."""
         return self.efficiency * self.bandwidth
@@ -71,21 +87,24 @@ DEVICES = {
     for device in (
         DeviceFigures(
             name="h100", flops={"float64": 33.5e12, "float32": 66.9e12, "bfloat16": 989.4e12, "float16": 989.4e12},
-            bandwidth=3.35e12, launch=7e-6, efficiency=0.7, link="8x450GB/s:5us,50GB/s:10us",
+            bandwidth=3.35e12, launch=7e-6, efficiency=0.7, host_link=64e9, host_bandwidth=77e9,
+            link="8x450GB/s:5us,50GB/s:10us",
         ),
         DeviceFigures(
             name="a100", flops={"float64": 9.7e12, "float32": 19.5e12, "bfloat16": 312e12, "float16": 312e12},
-            bandwidth=2.039e12, launch=7e-6, efficiency=0.7, link="8x300GB/s:5us,25GB/s:10us",
+            bandwidth=2.039e12, launch=7e-6, efficiency=0.7, host_link=32e9, host_bandwidth=51e9,
+            link="8x300GB/s:5us,25GB/s:10us",
         ),
         DeviceFigures(
-            name="cpu", flops={"float64": 30e9, "float32": 60e9}, bandwidth=8e9, launch=1.4e-6, call=60e-6, run=60e-6,
-            step=150e-6, overlaps=False, fuse_from=1 << 13, link="2GB/s:30us",
+            name="cpu", flops={"float64": 30e9, "float32": 60e9}, bandwidth=8e9, launch=1.4e-6, call=15e-6,
+            message=25e-6, segment=20e-6, run=60e-6, step=150e-6, overlaps=False, fuse_from=1 << 13, link="2GB/s:12us",
         ),
     )
 }  # fmt: skip
 """Peaks of the makers' data sheets (H100 SXM, A100 SXM 80 GB; dense products, without TF32). Share and launch are those
-of AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes.
-``cpu``: one core, rounded from one traced run; a calibration fits the core at hand."""
+of AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes. The host's link is
+PCIe 5.0 or 4.0 with 16 lanes, its bandwidth an eighth of 16 channels of DDR5-4800 or DDR4-3200: 8 ranks share a host.
+``cpu``: one core, rounded from traced runs; a calibration fits the core at hand."""
 
 
 def link_of(link: str | None, device: DeviceFigures | None) -> str | None:
@@ -125,6 +144,8 @@ def _check(device: DeviceFigures, path: str) -> None:
         if name not in FLOATS:
             raise InputError(f"{path}: flops has {show(name)}", did_you_mean(name, FLOATS) or f"types: {FLOATS}")
     speeds = {f"flops.{name}": speed for name, speed in device.flops.items()}
-    for name, speed in {**speeds, "bandwidth": device.bandwidth, "efficiency": device.efficiency}.items():
+    for name in ("bandwidth", "efficiency", "host_link", "host_bandwidth"):
+        speeds[name] = getattr(device, name) or (1.0 if getattr(device, name) is None else 0.0)
+    for name, speed in speeds.items():
         if not (speed > 0 and math.isfinite(1 / speed)):
             raise InputError(f"{path}: {name} is {speed}, and nothing would ever end", "give a number above 0")

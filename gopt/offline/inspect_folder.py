@@ -18,6 +18,7 @@ from gopt.documents.records import OPTIONAL, to_document
 from gopt.offline.folder_contents import folder_records
 from gopt.offline.inspect_split import SplitInspection, inspect_split
 from gopt.records.checks import Check
+from gopt.records.host_values import HostValues
 from gopt.records.pass_facts import PassRecord
 from gopt.text.notebook import HtmlTable
 
@@ -62,6 +63,8 @@ class FolderInspection(HtmlTable):
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
     """Input of random numbers -> what a run draws it from; None where there is none."""
+    host: HostValues = field(default=HostValues(), metadata=OPTIONAL)
+    """The values in the memory of the host."""
 
     def __repr__(self) -> str:
         return f"<FolderInspection {self.folder}: {self.ranks} ranks, {sum(self.states.values())} states>"
@@ -90,6 +93,7 @@ def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspecti
         loss=manifest.loss,
         more_losses=manifest.more_losses,
         draws=manifest.draws or None,
+        host=manifest.host,
         states=Counter(state.kind.value for state in manifest.states),
         sharded=len(manifest.states) - len(common),
         replicated=len(common),

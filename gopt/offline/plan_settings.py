@@ -19,8 +19,8 @@ ONE_FORWARD = "1f1b"
 class ShardSettings:
     """The options of ``shard`` set by a choice; ``bucket_mb`` None: the default.
 
-    Each field is one dimension of the search space. ``accumulate``: micro-batches of a step; ``schedule`` and
-    ``recompute``: None without stages, and without a second computation.
+    Each field is one dimension of the search space. ``accumulate``: micro-batches of a step; ``schedule``,
+    ``recompute`` and ``offload``: None without stages, without a second computation, and with all on the device.
     """
 
     stage: int = 2
@@ -29,11 +29,12 @@ class ShardSettings:
     accumulate: int = 1
     schedule: str | None = None
     recompute: str | None = None
+    offload: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """The fields of ``ShardOptions`` set by the choice; the last three where they are no defaults."""
+        """The fields of ``ShardOptions`` set by the choice; the last four where they are no defaults."""
         values = asdict(self)
-        defaults = {"accumulate": 1, "schedule": None, "recompute": None}
+        defaults = {"accumulate": 1, "schedule": None, "recompute": None, "offload": None}
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
     def pipeline(self, topology: Topology | None) -> Pipeline:
@@ -45,7 +46,8 @@ class ShardSettings:
         cap = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"
         steps = f"{self.accumulate} micro-batches" if self.accumulate > 1 else ""
         again = f"recompute {self.recompute}" if self.recompute else ""
-        parts = (f"stage {self.stage}", self.partition, cap, self.schedule, steps, again)
+        away = f"offload {self.offload}" if self.offload else ""
+        parts = (f"stage {self.stage}", self.partition, cap, self.schedule, steps, again, away)
         return ", ".join(filter(None, parts))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gopt.analysis.flops import node_flops
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.host_copies import HOST
 from gopt.ir.node_kinds import elementwise, record_of, value_reads
 from gopt.offline.device import FLOATS, DeviceFigures
 from gopt.operators.kinds import PARTS
@@ -84,7 +85,7 @@ class _Rows:
 
 
 def _work(node: Node, sizes: LocalSizes, rows: _Rows) -> NodeWork:
-    if node.domain == COMM or transfers(node) or not node.inputs:
+    if node.domain in (COMM, HOST) or transfers(node) or not node.inputs:
         return NOTHING
     if node.op_type in SHARES_MEMORY:
         return NOTHING

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from gopt.lower.phases import UPDATE, LoweredPhase, phases
 from gopt.offline.step_simulation import ComputeStream, StepSimulation
 from gopt.offline.step_time import Clock, Machine, StepTime, joined, total
-from gopt.schedules.actions import Action, ActionKind, Schedule
+from gopt.schedules.actions import ActionKind, Schedule, StageAction
 from gopt.schedules.simulation import Costs, simulate
 from gopt.spmd.program import SpmdProgram
-
-Part = tuple[ActionKind, int]
-"""The kind of an action, and the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +18,8 @@ class ActionTimes:
     """The actions of a micro-batch. ``parts``: the work of each; ``transfers``: seconds on the link behind an action;
     ``lowered``: all phases."""
 
-    parts: Mapping[Part, ComputeStream]
-    transfers: Mapping[Part, float]
+    parts: Mapping[StageAction, ComputeStream]
+    transfers: Mapping[StageAction, float]
     lowered: Sequence[LoweredPhase]
 
     @property
@@ -61,8 +58,8 @@ class StagedStep:
         stages_of: list[list[int]] = [[] for _ in schedule.members]
         for stage, member in enumerate(schedule.placement):
             stages_of[member].append(stage)
-        parts: dict[Part, ComputeStream] = {}
-        transfers: dict[Part, float] = {}
+        parts: dict[StageAction, ComputeStream] = {}
+        transfers: dict[StageAction, float] = {}
         for phase in lowered:
             if phase.name != UPDATE:
                 simulation = self.clock.run(phase.graph.nodes, phase.graph.outputs, apart=True)
@@ -81,17 +78,13 @@ def ordered(program: SpmdProgram, schedule: Schedule) -> SpmdProgram:
 
 
 def scheduled(
-    schedule: Schedule, parts: Mapping[Part, ComputeStream], transfers: Mapping[Part, float]
+    schedule: Schedule, parts: Mapping[StageAction, ComputeStream], transfers: Mapping[StageAction, float]
 ) -> list[ComputeStream]:
     """The streams of all members at the end of their last actions."""
     costs = Costs({part: stream.clock for part, stream in parts.items()}, transfers=transfers)
     streams = []
     for row in simulate(schedule, costs).slots:
-        stream = joined([parts[_part(slot.action)] for slot in row])
+        stream = joined([parts[slot.action.of_stage] for slot in row])
         stream.clock = row[-1].end if row else 0.0
         streams.append(stream)
     return streams
-
-
-def _part(action: Action) -> Part:
-    return action.kind, action.stage

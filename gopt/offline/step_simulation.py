@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gopt.ir.graph import COMM, RECOMPUTE, Node
+from gopt.ir.host_copies import HOST
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, OnMember
@@ -25,7 +26,7 @@ class ComputeStream:
     """The compute stream of a member, and the links, in seconds. ``clock``: the end of the work so far, the sum of
     ``compute`` and ``recompute`` of nodes, of waits for calls and starts of calls (``exposed``), of waits for stages,
     and of ``fixed`` seconds of runs. ``free``: for each axis, the end of the last call; ``arrivals``: of results of
-    calls."""
+    calls; ``computing``: whether the last node took time and was no call."""
 
     clock: float = 0.0
     compute: float = 0.0
@@ -34,6 +35,7 @@ class ComputeStream:
     fixed: float = 0.0
     free: dict[str, float] = field(default_factory=dict)
     arrivals: dict[str, Delivery] = field(default_factory=dict)
+    computing: bool = False
 
     def wait(self, names: Iterable[str]) -> None:
         """Wait for values from calls, or from other stages."""
@@ -45,14 +47,22 @@ class ComputeStream:
                     self.exposed += late
 
     def open(self, seconds: float) -> None:
-        """Spend time on the run of a file."""
+        """Spend time on the run of a file, or on the start of a segment."""
         self.clock += seconds
         self.fixed += seconds
+        self.computing = False
 
     def start(self, seconds: float) -> None:
         """Spend time on a call's start."""
         self.clock += seconds
         self.exposed += seconds
+        self.computing = False
+
+    def compute_from(self, segment: float) -> None:
+        """Begin to compute, in a new segment after a call."""
+        if not self.computing:
+            self.open(segment)
+            self.computing = True
 
     def finish(self) -> None:
         """Wait for all calls."""
@@ -64,12 +74,15 @@ class ComputeStream:
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds beside the nodes. ``calls``: first output of a call -> seconds on the link; ``transfers``: tag of a
-    transfer between stages -> the same; ``start``: of each call, without any computation on the member; ``overlaps``:
-    whether a member computes during a call."""
+    transfer between stages -> the same; ``start``: of each call, and ``message``: of each transfer, without any
+    computation on the member; ``segment``: of the nodes between two calls; ``overlaps``: whether a member computes
+    during a call."""
 
     calls: Mapping[str, float]
     transfers: Mapping[int, float] = field(default_factory=dict)
     start: float = 0.0
+    message: float = 0.0
+    segment: float = 0.0
     overlaps: bool = True
 
 
@@ -100,9 +113,13 @@ class StepSimulation:
             for stream in streams:
                 if node.domain == COMM:
                     self._call(stream, node)
+                elif node.domain == HOST:
+                    self._copy(stream, node, time)
                 else:
                     if stream.arrivals:
                         stream.wait(node.reads)
+                    if time:
+                        stream.compute_from(self.prices.segment)
                     stream.clock += time
                     if node.made_by == RECOMPUTE:
                         stream.recompute += time
@@ -126,6 +143,13 @@ class StepSimulation:
         if not self.prices.overlaps:
             stream.wait(node.outputs[:1])
 
+    def _copy(self, stream: ComputeStream, node: Node, time: float) -> None:
+        """A copy between device and host starts behind the copies before, and behind the nodes before."""
+        ready = [stream.arrivals[name].time for name in node.inputs if name in stream.arrivals]
+        end = max([stream.clock, *ready, stream.free.get(HOST, 0.0)]) + time
+        stream.free[HOST] = end
+        stream.arrivals[node.outputs[0]] = Delivery(end, False)
+
     def _transfer(self, node: Node) -> None:
         """A value goes from a stage to others; of an action, the sending or the receiving half."""
         attributes, half = node.attributes, node.attributes.get("half")
@@ -134,17 +158,18 @@ class StepSimulation:
         sender = self.streams[attributes["source"]]
         if half in (None, SEND, AHEAD_SEND):
             sender.wait(node.reads)
-            sender.start(self.prices.start)
+            sender.start(self.prices.message)
             self.sent[attributes["source"]] += seconds * len(receivers)
         if self.apart:
             for number in receivers if half in (None, RECEIVE, AHEAD_RECEIVE) else ():
-                self.streams[number].start(self.prices.start)
+                self.streams[number].start(self.prices.message)
             return
         begin = max(sender.clock, sender.free.get(PIPELINE, 0.0))
         for number in receivers:
             begin += seconds
-            delivery = Delivery(begin + self.prices.start, True)
+            delivery = Delivery(begin + self.prices.message, True)
             self.streams[number].arrivals.update(dict.fromkeys(node.outputs, delivery))
+            self.streams[number].computing = False
         sender.free[PIPELINE] = begin
 
     def _receivers(self, node: Node) -> Sequence[int]:

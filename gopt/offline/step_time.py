@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gopt.ir.graph import Node
+from gopt.ir.host_copies import HOST
 from gopt.lower.phases import phases
 from gopt.offline.device import DeviceFigures
 from gopt.offline.roofline import node_works
 from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
 from gopt.offline.times import call_times
+from gopt.records.host_values import HostValues
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember
 from gopt.records.topology import Topology
+from gopt.spmd.host_memory import copied
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
@@ -25,9 +28,9 @@ from gopt.spmd.traffic import calls_of
 class StepTime:
     """Seconds of a step, the sum of the other fields; parts are a mean over the stages.
 
-    ``compute``: nodes of the step; ``recompute``: nodes in a second run; ``exposed``: calls while a rank does not
-    compute, and starts of calls; ``bubble``: waits for other stages; ``fixed``: seconds of the device for each run of a
-    file and each step."""
+    ``compute``: nodes of the step; ``recompute``: nodes in a second run; ``exposed``: calls and copies while a rank
+    does not compute, and starts of calls; ``bubble``: waits for other stages; ``fixed``: seconds of the device for each
+    run of a file and each step."""
 
     seconds: float
     compute: float
@@ -67,9 +70,27 @@ class Clock:
         for stream in simulation.streams:
             stream.open(self.device.run)
         nodes = [node for node in nodes if _covers(node, self.coordinates)]
-        works = node_works(nodes, self.sizes, results, self.device.fuse_from)
-        simulation.run(nodes, [work.seconds(self.device) for work in works])
+        simulation.run(*self._timed(nodes, results))
         simulation.finish()
+
+    def _timed(self, nodes: Sequence[Node], results: Collection[str]) -> tuple[Sequence[Node], list[float]]:
+        """Nodes with the copies between device and host, and the seconds of each."""
+        program, device, sizes = self.program, self.device, self.sizes
+        if device.host_link is None or program.host == HostValues():
+            return nodes, [work.seconds(device) for work in node_works(nodes, sizes, results, device.fuse_from)]
+        moved = set(program.host.activations)
+        step = copied(program, nodes, sizes, moved.difference(*(node.outputs for node in nodes)), moved & {*results})
+        sizes = sizes.renamed(step.original)
+        rate = device.efficiency * device.host_link
+        seconds = []
+        for node, work in zip(step.nodes, node_works(step.nodes, sizes, {*results, *step.original}, device.fuse_from)):
+            if node.domain == HOST:
+                seconds.append(device.launch + sizes.nbytes(node.outputs[0]) / rate)
+            elif step.on_host.isdisjoint(node.outputs):
+                seconds.append(work.seconds(device))
+            else:
+                seconds.append(work.launches * device.launch + work.nbytes / device.host_stream)
+        return step.nodes, seconds
 
     def _prices(self) -> Prices:
         """The calls, on links; all ranks of a stage make the calls of the stage."""
@@ -83,7 +104,9 @@ class Clock:
             if transfers(node):
                 link = self.topology.of(PIPELINE)
                 seconds[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
-        return Prices(calls, seconds, self.device.call, self.device.overlaps)
+        device = self.device
+        message = device.call if device.message is None else device.message
+        return Prices(calls, seconds, device.call, message, device.segment, device.overlaps)
 
 
 def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:

@@ -24,13 +24,17 @@ SIMPLE = ("gpipe", ONE_FORWARD, "zb-h1")
 """Schedules with one stage on each member, which share all passes."""
 CHUNKED = ("interleaved:2", "zb-v")
 """Schedules with two stages on each member, each with a placement of its own."""
-POLICIES = ("selective", "full")
+SAVINGS = (
+    ("selective", None), ("full", None), (None, "states"), ("full", "states"), ("full", "states,activations"),
+)  # fmt: skip
+"""Recompute and offload for less memory, in order until a choice fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedSearch:
     """The limits of a search. ``memory``: bytes of a rank; ``link``: as the user writes links; ``caps``: of buckets in
-    MiB, None: the usual ones; ``fixed``: the user's schedule, recompute and micro-batches, 1 for any number."""
+    MiB, None: the usual ones; ``fixed``: the user's schedule, recompute, offload and micro-batches, 1 for any
+    number."""
 
     device: DeviceFigures
     link: str
@@ -62,7 +66,7 @@ class TimedSearch:
             else:
                 choices += self._costs(split, [replace(settings, stage=stage) for settings in alike], topology)
         yield from choices
-        if self.memory is not None and self.fixed.recompute is None and not any(map(self.fits, choices)):
+        if self.memory is not None and not any(map(self.fits, choices)):
             yield from self._again(split, min(choices, key=lambda choice: choice.held), topology)
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
@@ -95,12 +99,18 @@ class TimedSearch:
         yield from estimate_costs(split, alike, topology, self.device)
 
     def _again(self, split: SpmdProgram, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
-        """The choice of least memory with values of the forward computed again, until it fits."""
-        for policy in POLICIES:
+        """The choice of least memory with values of the forward computed again, or on the host, until it fits."""
+        fixed, alone = self.fixed, self.device.host_link is None
+        for recompute, offload in SAVINGS:
+            if (recompute and fixed.recompute) or (offload and (fixed.offload or alone)):
+                continue
+            smaller = replace(
+                smallest.settings, recompute=recompute or fixed.recompute, offload=offload or fixed.offload
+            )
             try:
-                choices = list(self._costs(split, [replace(smallest.settings, recompute=policy)], topology))
+                choices = list(self._costs(split, [smaller], topology))
             except UnsupportedError:
-                return
+                continue
             yield from choices
             if any(map(self.fits, choices)):
                 return

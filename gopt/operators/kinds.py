@@ -11,8 +11,6 @@ VIEWS = RESHAPES | {"Identity"}
 """The elements in the same order."""
 MOVES = VIEWS | {"Transpose"}
 """Each element once, in another order."""
-CARRIES = MOVES | {"Cast"}
-"""Each element once, in another order or type."""
 SPREADS = MOVES | {"Expand", "Tile"}
 """Each element once or several times."""
 LAYOUT = SPREADS | {"Slice"}
@@ -23,6 +21,8 @@ CASTS = frozenset({"Cast", "CastLike"})
 """The elements in another type."""
 TYPED = names(lambda record: record.elementwise and record.by_type)
 """In the type of another operand."""
+CARRIES = MOVES | CASTS
+"""Each element once, in another order or type."""
 COPIES = CASTS | {"Identity"}
 """The elements in place, at most in another type."""
 UNMOVED = VIEWS | CASTS

@@ -6,6 +6,7 @@ from gopt.errors import OptionError
 from gopt.passes import (
     fuse_collectives,
     hoist_casts,
+    offload,
     overlap,
     pipeline_stages,
     prune,
@@ -22,6 +23,7 @@ from gopt.text.suggestions import did_you_mean
 _ALL = (
     pipeline_stages, tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, stage_transfers,
     fuse_collectives, recompute, overlap, prune,
+    offload,
 )  # fmt: skip
 PASSES: dict[str, Pass] = {item.PASS.name: item.PASS for item in _ALL}
 DEFAULT = (

@@ -322,6 +322,31 @@ class RecomputeFacts(Loose):
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadFacts(Loose):
+    """The figures of offload say what is in the memory of the host, and what is copied for it; they are absent where
+    nothing is."""
+
+    states: Count
+    """This many states of ranks stay in the memory of the host."""
+    state_bytes: Count
+    """A rank has at most this many bytes of states there."""
+    activations: Count
+    """This many values of the forward are moved to the host in between."""
+    activation_bytes: Count
+    """A rank moves at most this many bytes of them for one micro-batch."""
+    nodes: Count
+    """At most this many nodes of the update of a rank run on the host."""
+    to_host: Count
+    """The rank that copies most copies this many bytes to the host in one step, all its micro-steps included."""
+    to_device: Count
+    """The same rank copies this many bytes to the device."""
+    live_bytes_before: Count
+    """A rank had at most this many bytes alive at once beside its states before the pass."""
+    live_bytes: Count
+    """A rank has at most this many bytes alive at once on the device beside its states behind the pass."""
+
+
+@dataclass(frozen=True, slots=True)
 class PruneFacts(Loose):
     """The figure of prune counts nodes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import quantiles
 
@@ -17,13 +17,14 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
 from gopt.ir.types import nbytes
-from gopt.offline.calibration import MeasuredCall, fit_device, fit_link
-from gopt.offline.device import DeviceFigures, device_of
-from gopt.offline.roofline import NodeWork, graph_works
+from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_device, fit_link
+from gopt.offline.device import DeviceFigures
+from gopt.offline.roofline import graph_works
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Link
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.partition import CallStep, Segment
+from gopt.runtime.step_runs import step_runs
 from gopt.runtime.tuning.tiling import ElementwiseRun
 
 WARMUP = 5
@@ -31,48 +32,49 @@ WARMUP = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of a rank as planned: the titles and works of segments in order, the calls, and the runs of files."""
+class _Run:
+    """A run of a file as planned: the titles of segments in order, their works, and the calls, None for a message."""
 
     titles: Sequence[str]
-    works: Sequence[Sequence[NodeWork]]
-    calls: Sequence[MeasuredCall]
-    runs: int
+    segments: Sequence[MeasuredSegment]
+    calls: Sequence[MeasuredCall | None]
+
+    @property
+    def events(self) -> int:
+        return len(self.titles) + len(self.calls)
 
 
-def device_of_trace(folder: Path, trace: Path, rank: int, name: str) -> DeviceFigures:
-    """The device on which a folder of ranks ran, from the events of a rank. Raises InputError and OptionError."""
+def device_of_trace(folder: Path, trace: Path, rank: int, name: str, base: DeviceFigures) -> DeviceFigures:
+    """The device on which a folder of ranks ran, from the events of a rank; ``base`` gives the figures the trace
+    does not settle. Raises InputError and OptionError."""
     manifest, mesh = read_manifest(folder)
-    if manifest.pipeline is not None:
-        raise OptionError("a trace of pipeline stages calibrates nothing", "run the step on a mesh without pp")
     entry = next((entry for entry in manifest.ranks if entry.rank == rank), None)
     if entry is None:
         raise OptionError(f"{folder} has no rank {rank}", f"ranks are 0 to {mesh.ranks - 1}")
-    base, following = device_of("cpu"), manifest.next_inputs(entry)
-    parts: list[_Step] = []
-    for phase, times in manifest.schedule.items():
-        graph = load(folder / Path(entry.files[phase]).name, own=True)
-        parts += [_planned(graph, following, mesh, rank, base)] * times
-    step = _Step(
-        [title for part in parts for title in part.titles], [works for part in parts for works in part.works],
-        [call for part in parts for call in part.calls], len(parts),
-    )  # fmt: skip
+    following = manifest.next_inputs(entry)
+    planned = {
+        phase: _planned(load(folder / Path(entry.files[phase]).name, own=True), following, mesh, rank, base)
+        for phase in manifest.schedule
+    }
+    runs = [planned[phase] for phase, _ in step_runs(folder, manifest, mesh, rank)]
     events = from_document(TraceFile, documents.read_json(trace, documents.TRACE)).events
-    return _fitted(step, [event for event in events if event.ph == "X" and event.pid == rank], base, name, str(trace))
+    steps = _steps([event for event in events if event.ph == "X" and event.pid == rank], runs, str(trace))
+    return replace(_fitted(runs, steps, base), name=name)
 
 
-def _planned(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, base: DeviceFigures) -> _Step:
+def _planned(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, base: DeviceFigures) -> _Run:
     plan = plan_execution(graph, following, member=lambda group: mesh.index(group, rank))
     nodes = [node for step in plan.steps if isinstance(step, Segment) for node in step.nodes]
     works = dict(zip(map(id, nodes), graph_works(plan.graph, nodes, base.fuse_from), strict=True))
-    titles, rows, calls = [], [], []
+    titles, segments, calls = [], [], []
     for part, step in zip(plan.parts, plan.steps, strict=True):
         if isinstance(step, CallStep):
-            calls.append(_call(step.node, plan.graph, mesh))
-        else:
+            calls.append(None if "peer" in step.node.attributes else _call(step.node, plan.graph, mesh))
+        elif isinstance(step, Segment):
             titles.append(part.title if isinstance(part, ElementwiseRun) else step.title)
-            rows.append([works[id(node)] for node in step.nodes])
-    return _Step(titles, rows, calls, 1)
+            row = [works[id(node)] for node in step.nodes]
+            segments.append(MeasuredSegment(row, 0.0, starts=not isinstance(part, ElementwiseRun)))
+    return _Run(titles, segments, calls)
 
 
 def _call(node: Node, graph: Graph, mesh: Mesh) -> MeasuredCall:
@@ -87,43 +89,74 @@ def _call(node: Node, graph: Graph, mesh: Mesh) -> MeasuredCall:
     return MeasuredCall(rounds, members, rounds * (members - 1) / members * moved, 0.0)
 
 
-def _fitted(step: _Step, events: Sequence[TraceEvent], base: DeviceFigures, name: str, file: str) -> DeviceFigures:
+def _steps(events: Sequence[TraceEvent], runs: Sequence[_Run], file: str) -> list[list[TraceEvent]]:
+    """The events of each step behind the first few, in order. Raises InputError for a trace of other files."""
     ordered = sorted(events, key=lambda event: event.ts or 0.0)
-    computed, called = [e for e in ordered if e.tid == 0], [e for e in ordered if e.tid == 1]
-    count, expected = len(step.titles), list(step.titles)
-    steps = len(computed) // max(count, 1)
-    if not steps or [event.name for event in computed] != expected * steps or len(called) != len(step.calls) * steps:
+    titles = [title for run in runs for title in run.titles]
+    size = sum(run.events for run in runs)
+    count, computed = len(ordered) // max(size, 1), [event.name for event in ordered if event.tid == 0]
+    if not count or computed != titles * count or len(ordered) != size * count:
         raise InputError(
             f"{file} is not a trace of these files on CPUs",
             "run the folder with gopt run DIR --trace FILE, then calibrate",
         )
-    skip = min(WARMUP, steps - 1)
-    segments = [
-        (works, _typical(_seconds(computed[at + turn * count]) for turn in range(skip, steps)))
-        for at, works in enumerate(step.works)
-    ]
-    calls = [
-        replace(call, seconds=_typical(_seconds(called[at + turn * len(step.calls)]) for turn in range(skip, steps)))
-        for at, call in enumerate(step.calls)
-    ]
-    device = fit_device(base, segments)
-    between, inside = _gaps(
-        [ordered[turn * (count + len(calls)) :][: count + len(calls)] for turn in range(skip, steps)]
-    )
-    start = inside / len(calls) if calls else 0.0
-    link = fit_link(Link.parse(base.link or ""), calls)
-    overlaps = any(a.tid != b.tid and _end(a) > (b.ts or 0.0) + 1 for a, b in pairwise(ordered))
-    return replace(
-        device, name=name, call=start, run=start if calls else inside / step.runs, step=between, overlaps=overlaps,
-        link=f"{link.bandwidth / 1e9:.6f}GB/s:{link.latency * 1e9:.0f}ns",
-    )  # fmt: skip
+    return [ordered[turn * size :][:size] for turn in range(min(WARMUP, count - 1), count)]
 
 
-def _gaps(steps: Sequence[Sequence[TraceEvent]]) -> tuple[float, float]:
-    """Seconds without an event, typical: between steps, and inside a step."""
-    inside = [sum(max((b.ts or 0.0) - _end(a), 0.0) for a, b in pairwise(step)) / 1e6 for step in steps]
-    between = [max((b[0].ts or 0.0) - max(map(_end, a)), 0.0) / 1e6 for a, b in pairwise(steps)]
-    return _typical(between), _typical(inside)
+def _fitted(runs: Sequence[_Run], steps: Sequence[Sequence[TraceEvent]], base: DeviceFigures) -> DeviceFigures:
+    computed = [[event for event in step if event.tid == 0] for step in steps]
+    called = [[event for event in step if event.tid != 0] for step in steps]
+    device = fit_device(base, (
+        replace(segment, seconds=_typical(_seconds(step[at]) for step in computed))
+        for at, segment in enumerate(segment for run in runs for segment in run.segments)
+    ))  # fmt: skip
+    calls: list[MeasuredCall] = []
+    messages: list[float] = []
+    for at, call in enumerate(call for run in runs for call in run.calls):
+        seconds = [_seconds(step[at]) for step in called]
+        if call is None:
+            messages += seconds
+        else:
+            calls.append(replace(call, seconds=_typical(seconds)))
+    gaps, between = _gaps(runs, steps), _between(steps)
+    issue = gaps.inside / max(len(called[0]), 1)
+    device = replace(device, step=between, overlaps=any(map(_overlapping, steps)))
+    if messages:
+        device = replace(device, message=issue + _typical(messages))
+    if calls:
+        link = fit_link(Link.parse(base.link or ""), calls)
+        text = f"{link.bandwidth / 1e9:.6f}GB/s:{link.latency * 1e9:.0f}ns"
+        device = replace(device, call=issue, link=text, run=issue)
+    return device if gaps.behind_run is None else replace(device, run=gaps.behind_run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Typical seconds without an event in a step. ``inside``: of all gaps inside runs of files; ``behind_run``: of the
+    gap behind a run, None with a single run."""
+
+    inside: float
+    behind_run: float | None
+
+
+def _gaps(runs: Sequence[_Run], steps: Sequence[Sequence[TraceEvent]]) -> _Gaps:
+    ends = {number - 1 for number in accumulate(run.events for run in runs)}
+    inside, behind = [], []
+    for step in steps:
+        gaps = [max((b.ts or 0.0) - _end(a), 0.0) / 1e6 for a, b in pairwise(step)]
+        inside.append(sum(gap for at, gap in enumerate(gaps) if at not in ends))
+        behind += [gap for at, gap in enumerate(gaps) if at in ends]
+    return _Gaps(_typical(inside), _typical(behind) if behind else None)
+
+
+def _between(steps: Sequence[Sequence[TraceEvent]]) -> float:
+    """Typical seconds between the events of two steps."""
+    return _typical(max((b[0].ts or 0.0) - max(map(_end, a)), 0.0) / 1e6 for a, b in pairwise(steps))
+
+
+def _overlapping(step: Sequence[TraceEvent]) -> bool:
+    """Return whether nodes run during a call."""
+    return any(a.tid != b.tid and _end(a) > (b.ts or 0.0) + 1 for a, b in pairwise(step))
 
 
 def _typical(times: Iterable[float]) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.runtime.host_value import Value, bind_memory
-from gopt.runtime.partition import Segment
+from gopt.runtime.partition import CopyStep, Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers, allocate_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
@@ -42,6 +42,8 @@ class Device(Protocol):
     """Whether operators on halves are lowered to float32 ones, and transposed operands are read in place."""
     tuning: Tuning
     """Step optimizations on this device."""
+    has_host: bool
+    """Whether the host has a memory beside the device's."""
 
     def sessions(self) -> SessionCache:
         """An empty cache of sessions for this device."""
@@ -52,6 +54,9 @@ class Device(Protocol):
     def hold(self, array: Any) -> Any:
         """As ``to_device``, for an array or view that exists as long as the value; a copy on devices other than the
         host's."""
+
+    def hold_on_host(self, array: Any) -> Any:
+        """As ``hold``, in the memory of the host."""
 
     def view(self, value: Any) -> Any:
         """The inverse of ``to_device``."""
@@ -81,6 +86,21 @@ class Device(Protocol):
 
         ``types`` gets the types of the segment's results; ``persistent``: values with the same memory in every
         step."""
+
+    def compile_copy(self, step: CopyStep) -> CompiledSegment:
+        """Compile copies between the memory of the device and of the host, where ``has_host``."""
+
+
+class WithoutHost:
+    """A device without copies to a host: all values are on the device."""
+
+    has_host = False
+
+    def hold_on_host(self, array: Any) -> Any:
+        raise NotImplementedError
+
+    def compile_copy(self, step: CopyStep) -> CompiledSegment:
+        raise NotImplementedError
 
 
 class HostSegment:
@@ -170,7 +190,7 @@ class BoundSegment(HostSegment):
                     bind_memory(current.binding.bind_input, name, value.array)
 
 
-class Host:
+class Host(WithoutHost):
     """Host memory: the runtime works on NumPy's own memory, and nothing is copied."""
 
     emulates_half = True

@@ -13,16 +13,18 @@ from typing import TypeAlias
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.opaque.expand import expand
 from gopt.ir.types import TensorType
+from gopt.records.host_values import HostValues
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.fold_transposes import fold_transposes
+from gopt.runtime.host_side import ON_DEVICE, with_host
 from gopt.runtime.inlined_functions import inlined
-from gopt.runtime.partition import CallStep, OverwritingSegment, ProgramStep, Segment, partition
+from gopt.runtime.partition import CallStep, CopyStep, OverwritingSegment, ProgramStep, Segment, partition
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.hazards import OrderedGather, find_hazards
 from gopt.runtime.shared_memory import GatherRequest, SendRequest, SharedMemory
 
-ProgramPart: TypeAlias = Segment | OverwritingSegment | CallStep
+ProgramPart: TypeAlias = Segment | OverwritingSegment | CallStep | CopyStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class ExecutionPlan:
     """The parts, each as its segment or call."""
     ordered: Mapping[int, OrderedGather]
     """Number of a gather -> when its buffer is read and written, where ranks may share it."""
+    hosted: frozenset[str] = frozenset()
+    """Values in the memory of the host, beside a device."""
 
     def send_requests(self) -> dict[int, SendRequest]:
         """Number of a call -> the buffer it could share."""
@@ -87,27 +91,32 @@ class ExecutionPlan:
 
 
 def plan_execution(
-    graph: Graph, replaces: Mapping[str, str] | None = None, device: Device = HOST, member: MemberIndex | None = None
-) -> ExecutionPlan:
+    graph: Graph, replaces: Mapping[str, str] | None = None, device: Device = HOST, member: MemberIndex | None = None,
+    host: HostValues = ON_DEVICE,
+) -> ExecutionPlan:  # fmt: skip
     """Plan a graph, which is not changed. Linear time.
 
     ``replaces`` is given for training: long elementwise runs are tiled, a result that replaces a state may overwrite
     the array fed for the state, and the data sent by one call lies in one buffer. Without ``replaces`` no fed array is
-    written. ``member``: group -> this rank's position in the group; None where ranks share no memory."""
+    written. ``member``: group -> this rank's position in the group; None where ranks share no memory. ``host``: values
+    in the memory of the host, if the device has another."""
     graph = inlined(expand(graph, "gopt.run"))
     graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
+    hosted = frozenset[str]()
+    if device.has_host and host != ON_DEVICE:
+        graph, hosted = with_host(graph, host, replaces or {})
     tuning = device.tuning
     trains = replaces is not None
     assignment = device.assign_buffers(graph, replaces, member) if replaces is not None else BufferAssignment(graph)
     types = assignment.graph.types | assignment.graph.inputs
     parts: list[ProgramPart] = []
-    for step in partition(assignment.graph):
+    for step in partition(assignment.graph, hosted):
         parts += tuning.split(step, types) if trains and isinstance(step, Segment) else [step]
     steps = [part.segment if isinstance(part, OverwritingSegment) else part for part in parts]
     aliases = _input_aliases(parts, steps, graph, replaces or {}, assignment, assignment.send_names)
     ordered = find_hazards(assignment, steps, aliases)
     plans_memory = trains and tuning.plans_memory
-    return ExecutionPlan(graph, device, replaces or {}, plans_memory, assignment, types, parts, steps, ordered)
+    return ExecutionPlan(graph, device, replaces or {}, plans_memory, assignment, types, parts, steps, ordered, hosted)
 
 
 def _input_aliases(

@@ -18,7 +18,7 @@ from gopt.runtime.device import HOST, CompiledSegment
 from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import aligned, is_aligned
-from gopt.runtime.partition import CallStep, Segment, last_uses
+from gopt.runtime.partition import CallStep, CopyStep, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
@@ -61,6 +61,7 @@ class Executor:
         self._assignment = final.assignment
         self._buffers = self._device.allocate_buffers(final.assignment, shared)
         self._inputs = graph.inputs
+        self._hosted = plan.hosted
         self._initial = {name: graph.initializers[name] for name in graph.inputs if name in graph.initializers}
         self._outputs = tuple(graph.outputs)
         self._recent_feeds: dict[str, list[tuple[Any, Any]]] = {}
@@ -115,6 +116,8 @@ class Executor:
                 into = {name: gathered[name] for name in part.outputs if name in gathered}
                 donatable = part.index in final.assignment.donatable
                 compiled.append(BoundCall(part, self._device, self._buffers, may_lack, donatable, buffer, into))
+            elif isinstance(part, CopyStep):
+                compiled.append(self._device.compile_copy(part))
             elif isinstance(part, Segment):
                 compiled.append(self._device.compile_segment(part, graph, plan.types, cache, views, persistent))
             else:
@@ -179,7 +182,8 @@ class Executor:
         self._execute(values, call)
         for name in self._forwarded:
             view = self._device.view(values[name])
-            values[name] = self._device.hold(view.copy() if isinstance(view, np.ndarray) else view)
+            held = self._device.hold_on_host if self._next.get(name) in self._hosted else self._device.hold
+            values[name] = held(view.copy() if isinstance(view, np.ndarray) else view)
         unchanged = states is self._advanced and self._in_place.isdisjoint(feeds)
         changed = self._moved if unchanged else self._next
         states.update(zip(changed.values(), map(values.__getitem__, changed)))
@@ -193,7 +197,7 @@ class Executor:
         for name in self._inputs.keys() & feeds.keys():
             shown = np.asarray(feeds[name], order="C")
             _check_fed(name, self._inputs[name], shown)
-            inputs[name] = HeldInput(self._device.to_device(shown))
+            inputs[name] = HeldInput(self._on_side(name, shown))
         return inputs
 
     @cached_property
@@ -297,13 +301,17 @@ class Executor:
         shown = array if hasattr(array, "dtype") else np.asarray(array)
         _check_fed(name, self._inputs[name], shown)
         if not self.plans_memory:
-            return self._device.to_device(shown)
+            return self._on_side(name, shown)
         # Kernels and bindings use the address. No copy is cached, because the array that was fed may change.
         shown = np.asarray(shown, order="C")
         value = self._device.to_device(shown)
         if shown is array:
             self._recent_feeds[name] = [(array, value), *self._recent_feeds.get(name, [])[:1]]
         return value
+
+    def _on_side(self, name: str, shown: Any) -> Any:
+        """The value of an array fed for an input, in the memory of the device or of the host."""
+        return self._device.hold_on_host(shown) if name in self._hosted else self._device.to_device(shown)
 
 
 def _finish(

@@ -5,11 +5,13 @@ possible. A segment holds the nodes between two calls; calls overlap the segment
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 from gopt.ir.graph import COMM, RECOMPUTE, Graph, Node
+from gopt.ir.host_copies import HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Segment:
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    on_host: bool = False
+    """The nodes run on the host, beside a device."""
 
     @property
     def title(self) -> str:
@@ -50,17 +54,26 @@ class CallStep:
         return tuple(name for name in self.node.outputs if name)
 
 
-ProgramStep: TypeAlias = Segment | CallStep
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """Copies between the memory of a device and of the host, all in one direction; operands and results in order."""
+
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
 
 
-def partition(graph: Graph) -> list[ProgramStep]:
-    """The steps of a graph in run order, without nodes of unused results."""
+ProgramStep: TypeAlias = Segment | CallStep | CopyStep
+
+
+def partition(graph: Graph, hosted: Set[str] = frozenset()) -> list[ProgramStep]:
+    """The steps of a graph in run order, without nodes of unused results. ``hosted``: values on the host."""
     calls, levels = _levels(graph)
-    pieces = [_pieces(nodes) for nodes in levels]
+    pieces = [_pieces(nodes, hosted) for nodes in levels]
     boundary = _boundary_values(graph, calls, [nodes for level in pieces for nodes in level])
     steps: list[ProgramStep] = []
     for level, parts in enumerate(pieces):
-        segments = (_segment(nodes, boundary) for nodes in parts)
+        segments = (_step(nodes, boundary, hosted) for nodes in parts if nodes)
         steps += [segment for segment in segments if segment.outputs]
         if level < len(calls):
             steps.append(CallStep(level, calls[level]))
@@ -95,16 +108,23 @@ def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
     return calls, [nodes[::-1] for nodes in levels]
 
 
-def _pieces(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The nodes, cut in front of each row of nodes that run a second time."""
-    pieces: list[list[Node]] = [[]]
-    again = False
-    for node in nodes:
-        if (node.made_by == RECOMPUTE) > again:
-            pieces.append([])
-        again = node.made_by == RECOMPUTE
-        pieces[-1].append(node)
+def _pieces(nodes: Sequence[Node], hosted: Set[str]) -> list[list[Node]]:
+    """The nodes, cut in front of each row of nodes that run a second time, around copies, and between the sides."""
+    pieces: list[list[Node]] = []
+    for _, side in groupby(nodes, lambda node: _side(node, hosted)):
+        pieces.append([])
+        again = False
+        for node in side:
+            if (node.made_by == RECOMPUTE) > again:
+                pieces.append([])
+            again = node.made_by == RECOMPUTE
+            pieces[-1].append(node)
     return pieces
+
+
+def _side(node: Node, hosted: Set[str]) -> tuple[str, bool]:
+    """The direction of a copy, or '', and whether the node runs on the host."""
+    return (node.op_type, False) if node.domain == HOST else ("", not hosted.isdisjoint(node.outputs))
 
 
 def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:
@@ -119,8 +139,15 @@ def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Seque
     return boundary
 
 
-def _segment(nodes: Sequence[Node], boundary: set[str]) -> Segment:
+def _step(nodes: Sequence[Node], boundary: set[str], hosted: Set[str]) -> Segment | CopyStep:
+    if nodes[0].domain == HOST:
+        pairs = [(node.inputs[0], node.outputs[0]) for node in nodes]
+        return CopyStep(nodes[0].op_type, tuple(old for old, _ in pairs), tuple(new for _, new in pairs))
+    return _segment(nodes, boundary, not hosted.isdisjoint(nodes[0].outputs))
+
+
+def _segment(nodes: Sequence[Node], boundary: set[str], on_host: bool) -> Segment:
     results = {name for node in nodes for name in node.outputs}
     inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in results)
     outputs = dict.fromkeys(name for node in nodes for name in node.outputs if name and name in boundary)
-    return Segment(tuple(nodes), tuple(inputs), tuple(outputs))
+    return Segment(tuple(nodes), tuple(inputs), tuple(outputs), on_host)

@@ -33,6 +33,15 @@ class Action:
     def __str__(self) -> str:
         return f"{self.kind} of stage {self.stage}, micro-batch {self.micro_batch}"
 
+    @property
+    def of_stage(self) -> StageAction:
+        """The same for all micro-batches."""
+        return self.kind, self.stage
+
+
+StageAction = tuple[ActionKind, int]
+"""The kind of an action, and the stage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from gopt.errors import OptionError
-from gopt.schedules.actions import Action, ActionKind, Schedule
+from gopt.schedules.actions import Action, ActionKind, Schedule, StageAction
 from gopt.schedules.builders import INTERLEAVED, is_name, stages_of
 from gopt.text.sanitize import listed, show
 
@@ -26,17 +26,17 @@ class Costs:
     end of an action to the start of a reader on another member, while both members compute; ``transfers``: the same,
     for the kind and the stage of the sender."""
 
-    actions: Mapping[tuple[ActionKind, int], float] = field(default_factory=dict)
+    actions: Mapping[StageAction, float] = field(default_factory=dict)
     transfer: float = 0
-    transfers: Mapping[tuple[ActionKind, int], float] = field(default_factory=dict)
+    transfers: Mapping[StageAction, float] = field(default_factory=dict)
 
     def seconds(self, action: Action) -> float:
         """The time of an action."""
-        return self.actions.get((action.kind, action.stage), DEFAULT_SECONDS[action.kind])
+        return self.actions.get(action.of_stage, DEFAULT_SECONDS[action.kind])
 
     def seconds_behind(self, action: Action) -> float:
         """The time from the end of an action to the start of a reader on another member."""
-        return self.transfers.get((action.kind, action.stage), self.transfer)
+        return self.transfers.get(action.of_stage, self.transfer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,9 @@ def _cycle(schedule: Schedule, rows: Sequence[Sequence[TimedAction]], waiting: M
 def _check_turns(schedule: Schedule) -> None:
     """Raise OptionError where stages take micro-batches in different orders: values for a stage beyond the next would
     go to wrong micro-batches."""
-    turns: dict[tuple[ActionKind, int], list[int]] = {}
+    turns: dict[StageAction, list[int]] = {}
     for action in (action for row in schedule.members for action in row if action.kind is not ActionKind.WEIGHT):
-        turns.setdefault((action.kind, action.stage), []).append(action.micro_batch)
+        turns.setdefault(action.of_stage, []).append(action.micro_batch)
     for (kind, stage), micro_batches in turns.items():
         for turn, wanted in zip(micro_batches, turns[kind, 0], strict=True):
             if turn != wanted:

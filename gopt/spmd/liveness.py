@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 from gopt.ir.graph import Node
 from gopt.operators.kinds import VIEWS
-from gopt.spmd.local_sizes import LocalSizes
+
+
+class ByteCounts(Protocol):
+    """Bytes of values on a device."""
+
+    def nbytes(self, name: str) -> int: ...
+
 
 SHARES_MEMORY = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""
@@ -27,7 +34,7 @@ class LivePeaks:
 
 
 def peaks(
-    nodes: Sequence[Node], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str], saved: Set[str] = frozenset()
+    nodes: Sequence[Node], sizes: ByteCounts, updated: Set[str], kinds: Mapping[str, str], saved: Set[str] = frozenset()
 ) -> LivePeaks:  # fmt: skip
     """Find the peaks of live bytes in a sweep from the last node to the first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from types import MappingProxyType
 
 from gopt.ir.graph import Graph
@@ -28,6 +29,13 @@ class LocalSizes:
     def at(cls, program: SpmdProgram, coordinates: Mapping[str, int]) -> LocalSizes:
         """The sizes on the rank of a program at some coordinates."""
         return cls(program.graph, _parts(program), coordinates)
+
+    def renamed(self, names: Mapping[str, str]) -> LocalSizes:
+        """The sizes with further values: new name -> the value of the same size."""
+        result = copy(self)
+        result.types = {**self.types, **{new: self.types[old] for new, old in names.items() if old in self.types}}
+        result.parts = {**self.parts, **{new: self.parts[old] for new, old in names.items() if old in self.parts}}
+        return result
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a value; None if unknown."""

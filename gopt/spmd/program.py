@@ -14,6 +14,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, box_of
+from gopt.records.host_values import HostValues
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 from gopt.spmd.pass_records import PassRun
@@ -136,6 +137,8 @@ class SpmdProgram:
     """The stages of a pipeline; None where the mesh has no axis of stages."""
     value_stages: dict[str, int] = field(default_factory=dict)
     """Value of a stage -> the stage of the node behind the value."""
+    host: HostValues = field(default_factory=HostValues)
+    """The values in the memory of the host, beside a device."""
     places: tuple[Mapping[str, int], ...] = ()
     """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
     others: list[SpmdProgram] = field(default_factory=list)

@@ -8,12 +8,12 @@ results have the same placement. To support a placement in another family, add a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import COMBINERS, COMPARISONS, ELEMENTWISE, QUOTIENTS, SPREADS
+from gopt.operators.kinds import CASTS, COMBINERS, COMPARISONS, ELEMENTWISE, QUOTIENTS, SPREADS, TYPED
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, operator
 from gopt.records.placements import (
@@ -73,6 +73,7 @@ def result(use: Use) -> Placement:
     """The placement of a node's results along an axis; raises Mismatch."""
     if isinstance(use.place, OnMember):
         return on_member(use, use.place.member)
+    use = _read(use)
     placements = [operand.placement for operand in use.operands]
     sole = holder(use.place)
     if sole is not None and all(holder(part) == sole or isinstance(part, Replicated) for part in placements):
@@ -97,6 +98,23 @@ def _check_presence(use: Use) -> None:
             raise Mismatch(operand, f"terms on the members that run it, {use.place}")
         if isinstance(placement, FlatShard) and shard not in (None, placement):
             raise Mismatch(operand, f"{shard}, on which it runs")
+
+
+def _read(use: Use) -> Use:
+    """A node without the operands read for the type alone, except values of a single member. Raises Mismatch where a
+    member runs the node without a part of such an operand."""
+    if not use.standard or use.op_type not in TYPED:
+        return use
+    by_type = operator(use.op_type).by_type
+    read = [x for slot, x in enumerate(use.operands) if slot not in by_type or isinstance(x.placement, OnMember)]
+    rest = [x for slot, x in enumerate(use.operands) if slot in by_type and not _on_all(x.placement)]
+    _check_presence(replace(use, operands=tuple(rest)))
+    return replace(use, operands=tuple(read))
+
+
+def _on_all(placement: Placement) -> bool:
+    """Return whether every member has a term of a value."""
+    return isinstance(placement, Partial) and placement.on is None
 
 
 # --- families ---------------------------------------------------------------------------------------------------------
@@ -169,7 +187,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
     op, on, kind = placement.op, placement.on, use.op_type
     if kind in SPREADS and use.operands[0] in terms:
         return placement
-    if kind == "Cast":
+    if kind in CASTS:
         return _cast(placement, terms[0].dtype, use.dtype)
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
@@ -205,7 +223,7 @@ def flag_count(use: Use) -> Placement:
         none, *some = (_compared(use.op_type, (number, 0) if leads else (0, number)) for number in (0, 1, 2))
         if none not in some:
             return REPLICATED
-    elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
+    elif use.standard and use.op_type in CASTS and use.dtype == "bool":
         return REPLICATED
     elif use.standard and use.op_type in SPREADS and leads:
         return FLAG_COUNT

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from gopt.ir.graph import Node, clone
 from gopt.records.mesh import PIPELINE
+from gopt.spmd.host_memory import on_device
 from gopt.spmd.liveness import LivePeaks, peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_actions import Part, StageActions, stage_actions, with_common
+from gopt.spmd.stage_actions import ChunkAction, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 
 
@@ -61,13 +62,13 @@ class _Action:
 class _Memory:
     """The actions of a rank, and the peaks of the update."""
 
-    actions: Mapping[Part, _Action]
+    actions: Mapping[ChunkAction, _Action]
     update: LivePeaks
 
 
 def scheduled(
-    program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
-    coordinates: Mapping[str, int],
+    program: SpmdProgram, plan: StagePlan, sizes: LocalSizes, updated: Set[str],
+    kinds: Mapping[str, str], coordinates: Mapping[str, int],
 ) -> StepRun:  # fmt: skip
     """The memory of a rank: in each action, the saved values of all micro-batches, the sums, and the results of the
     action. A saved value stays to the end of the last action with a reader, as in a run."""
@@ -80,7 +81,7 @@ def scheduled(
     def measured() -> _Memory:
         return _measured(program, last_runs, sizes, updated, kinds, coordinates)
 
-    memory = program.once(("memory of actions", last_runs, tuple(coordinates.items())), measured)
+    memory = program.once(("memory of actions", last_runs, program.host, tuple(coordinates.items())), measured)
     actions = memory.actions
     sums = sum(item.local_type(coordinates).nbytes for item in program.accumulators if item.present(coordinates))
     now, most = Counter(gradients=sums), Counter[str]()
@@ -102,20 +103,25 @@ def scheduled(
 
 
 def _measured(
-    program: SpmdProgram, last_runs: Sequence[Part], sizes: LocalSizes, updated: Set[str], kinds: Mapping[str, str],
-    coordinates: Mapping[str, int],
+    program: SpmdProgram, last_runs: Sequence[ChunkAction], sizes: LocalSizes, updated: Set[str],
+    kinds: Mapping[str, str], coordinates: Mapping[str, int],
 ) -> _Memory:  # fmt: skip
     """The memory of each action of a rank. ``last_runs``: the actions by the ends of the last runs."""
     updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
     actions = _actions(stage_actions(program), coordinates)
-    _save(actions, last_runs, sizes, kinds)
+    moved = set(program.host.activations)
+    _save(actions, last_runs, sizes, kinds, moved)
     for action in actions.values():
-        action.peaks = peaks([node for _, node in action.nodes], sizes, updated, kinds, action.saves)
+        nodes = [node for _, node in action.nodes]
+        carried = moved.difference(*(node.outputs for node in nodes))
+        device_nodes, counts = on_device(program, nodes, sizes, carried, moved & action.saves)
+        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves)
     update = with_common(set(program.phase_results()[1].values()), program.graph.nodes)
-    return _Memory(actions, peaks(on_rank(update, coordinates), sizes, updated, kinds))
+    device_nodes, counts = on_device(program, on_rank(update, coordinates), sizes)
+    return _Memory(actions, peaks(device_nodes, counts, updated, kinds))
 
 
-def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _Action]:
+def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[ChunkAction, _Action]:
     """The actions of a rank, with the common nodes behind the operands."""
     actions = {part: _Action() for part in step.order}
     common: list[Node] = []
@@ -139,21 +145,23 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[Part, _
 
 
 def _save(
-    actions: Mapping[Part, _Action], last_runs: Sequence[Part], sizes: LocalSizes, kinds: Mapping[str, str]
-) -> None:
-    """Find the values saved by each action, and the last reader of each. ``last_runs``: as in ``_measured``."""
+    actions: Mapping[ChunkAction, _Action], last_runs: Sequence[ChunkAction], sizes: LocalSizes,
+    kinds: Mapping[str, str], moved: Set[str],
+) -> None:  # fmt: skip
+    """Find the values saved by each action, and the last reader of each. ``last_runs``: as in ``_measured``;
+    ``moved``: values on the host between actions."""
     ends = {part: number for number, part in enumerate(last_runs)}
-    makers: dict[str, Part] = {}
-    reads: dict[Part, set[str]] = {}
+    makers: dict[str, ChunkAction] = {}
+    reads: dict[ChunkAction, set[str]] = {}
     for part, action in actions.items():
         results = {name for _, node in action.nodes for name in node.outputs}
         reads[part] = {name for _, node in action.nodes for name in node.reads} - results
         makers.update((name, part) for name in results if name not in makers)
-    last: dict[str, Part] = {}
+    last: dict[str, ChunkAction] = {}
     for part in sorted(actions, key=lambda part: ends.get(part, -1)):
         last.update((name, part) for name in reads[part] if name in makers)
     for name, reader in last.items():
-        kind, size = kinds.get(name, "activations"), sizes.nbytes(name)
+        kind, size = kinds.get(name, "activations"), 0 if name in moved else sizes.nbytes(name)
         actions[makers[name]].saves.add(name)
         actions[makers[name]].stored[kind] += size
         actions[reader].freed[kind] += size

@@ -14,8 +14,8 @@ from gopt.schedules.actions import ActionKind
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import StagePlan, transfers
 
-Part = tuple[ActionKind, int]
-"""The kind of an action, and the number of the stage on its member."""
+ChunkAction = tuple[ActionKind, int]
+"""The kind of an action, and the chunk: the number of the stage on its member."""
 
 
 class StageActions:
@@ -30,7 +30,7 @@ class StageActions:
         self.splits = plan.schedule is not None and plan.schedule.splits_backward
         self.backward = ActionKind.INPUT if self.splits else ActionKind.BACKWARD
         chunks = range(plan.chunks)
-        self.order: list[Part] = [(ActionKind.FORWARD, chunk) for chunk in chunks]
+        self.order: list[ChunkAction] = [(ActionKind.FORWARD, chunk) for chunk in chunks]
         self.order += [(self.backward, chunk) for chunk in reversed(chunks)]
         self.order += [(ActionKind.WEIGHT, chunk) for chunk in reversed(chunks) if self.splits]
         self.nodes = self._of_micro_batch()
@@ -49,7 +49,7 @@ class StageActions:
         """Return whether every action with a reader runs a node, and the node is more than a view of a saved value."""
         return id(node) in self.common and not (node.is_in(VIEWS) and self.steady.isdisjoint(node.outputs[:1]))
 
-    def part(self, node: Node) -> Part:
+    def part(self, node: Node) -> ChunkAction:
         """The action of a node of a single member."""
         return self._kinds[id(node)], self.plan.chunk(self.program.value_stages[node.first_output])
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gopt.ir.graph import SPMD, Node
+from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.actions import ActionKind, Schedule, phase_name
@@ -14,8 +14,6 @@ from gopt.schedules.schedule_file import FILE, to_text
 from gopt.schedules.simulation import simulate
 
 SCHEDULE_FILE = FILE
-TRANSFER = "Transfer"
-"""The layout operator between stages: from a stage to another, or to all (``target`` -1)."""
 
 
 @dataclass(frozen=True, slots=True)

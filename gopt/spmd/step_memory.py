@@ -9,6 +9,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.types import nbytes
 from gopt.records.mesh import PIPELINE
+from gopt.spmd.host_memory import on_device
 from gopt.spmd.liveness import SHARES_MEMORY as SHARES_MEMORY
 from gopt.spmd.liveness import LivePeaks as LivePeaks
 from gopt.spmd.liveness import peaks
@@ -38,18 +39,28 @@ def accumulated(program: SpmdProgram, coordinates: Mapping[str, int]) -> int:
 
 
 def held(program: SpmdProgram) -> dict[str, list[int]]:
-    """Bytes of parameters (with low-precision copies) and optimizer states on each of ``members``."""
+    """Bytes of parameters (with low-precision copies) and optimizer states on each of ``members``, without those in
+    the memory of the host."""
     kinds = {state.tensor: state.kind for state in program.training.states}
-    ranks = members(program)
+    ranks, hosted = members(program), set(program.host.states)
     result = {"parameters": [0] * len(ranks), "optimizer_states": [0] * len(ranks)}
     for number, coordinates in enumerate(ranks):
         for state in program.at(coordinates).states:
-            kind = kinds[state.slices[0].tensor]
+            kind = None if state.input in hosted else kinds[state.slices[0].tensor]
             if kind is StateKind.PARAMETER:
                 result["parameters"][number] += _state_bytes(state, coordinates)
             elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
                 result["optimizer_states"][number] += _state_bytes(state, coordinates)
     return result
+
+
+def held_on_host(program: SpmdProgram) -> list[int]:
+    """Bytes of states in the memory of the host for each of ``members``."""
+    hosted = set(program.host.states)
+    return [
+        sum(_state_bytes(state, at) for state in program.at(at).states if state.input in hosted)
+        for at in members(program)
+    ]
 
 
 def _state_bytes(state: ShardedState, coordinates: Mapping[str, int]) -> int:
@@ -92,7 +103,8 @@ def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates:
     sizes, kinds = LocalSizes.at(program, coordinates), _kinds(program, calls)
     if program.stages is not None and program.stages.schedule is not None:
         return scheduled(program, program.stages, sizes, updated, kinds, coordinates)
-    return StepRun(peaks(on_rank(program.graph.nodes, coordinates), sizes, updated, kinds))
+    nodes, counts = on_device(program, on_rank(program.graph.nodes, coordinates), sizes)
+    return StepRun(peaks(nodes, counts, updated, kinds))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:

@@ -12,6 +12,7 @@ from gopt.ir.graph import RECOMPUTE
 from gopt.options.records import check_types, spelled
 from gopt.options.types import is_whole
 from gopt.passes import DEFAULT, find
+from gopt.passes.offload import OFFLOAD
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.spmd.program import SpmdProgram
 
@@ -24,6 +25,7 @@ PASS_OPTIONS = {
     "loss_reduction": ("shard", "loss-reduction"),
     "statistics": ("statistics", "statistics"),
     "recompute": ("recompute", "policy"),
+    "offload": ("offload", "what"),
     "link": ("tensor-parallel", "link"),
     "schedule": ("pipeline", "schedule"),
 }
@@ -42,6 +44,8 @@ class ShardOptions:
     micro-steps of one update. ``recompute``: what the backward computes again: ``full``, ``selective``, or the bytes
     that a rank may have alive, such as ``200MiB``. ``link``: links between ranks for tensor parallelism, such as
     ``200GB/s:5us``.
+    ``offload``: what is in the memory of the host, with commas between: ``states`` of the optimizer, ``activations``
+    between forward and backward, patterns over names, or the bytes that a rank may have alive on its device.
     ``schedule``: the order of micro-batches on pipeline stages: ``gpipe``, ``1f1b``, ``interleaved:V``, ``zb-h1``,
     ``zb-v``, or a file.
     ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
@@ -57,6 +61,7 @@ class ShardOptions:
     loss_reduction: str | None = None
     accumulate: int = 1
     recompute: str | None = None
+    offload: str | None = None
     link: str | None = None
     schedule: str | None = None
     only_ranks: Sequence[int] | None = None
@@ -103,9 +108,10 @@ class ShardOptions:
                 raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
-        if items is None and RECOMPUTE in options:
+        if items is None and not {RECOMPUTE, OFFLOAD}.isdisjoint(options):
             place = DEFAULT.index("overlap")
-            items = [(name, {}) for name in (*DEFAULT[:place], RECOMPUTE, *DEFAULT[place:])]
+            names = [*DEFAULT[:place], *({RECOMPUTE} & options.keys()), *DEFAULT[place:], *({OFFLOAD} & options.keys())]
+            items = [(name, {}) for name in names]
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
 
     def _pass_options(self) -> list[tuple[str, str, Any]]:
@@ -164,6 +170,7 @@ class ShardKeywords(TypedDict, total=False):
     loss_reduction: str | None
     accumulate: int
     recompute: str | None
+    offload: str | None
     link: str | None
     schedule: str | None
     only_ranks: Sequence[int] | None

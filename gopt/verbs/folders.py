@@ -28,8 +28,9 @@ from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
 
 @checked
-def explain(folder: Folder, name: str) -> Story:
-    """Show what became of an operator, value, state, parameter or bucket, where, why, and its replacement.
+def explain(folder: Folder, name: str | None = None) -> Story:
+    """Show what became of an operator, value, state, parameter or bucket, where, why, and its replacement; without a
+    name, the choice of --auto, and what each pass did.
 
     Raises InputError for a broken folder, OptionError for an unknown name.
 

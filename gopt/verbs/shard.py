@@ -112,7 +112,10 @@ def _chosen(
     if device is None:
         weighed = weigh(lambda mesh: on_mesh(source, mesh), [mesh], link=link, advance=advance)
     else:
-        fixed = ShardSettings(accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute)
+        fixed = ShardSettings(
+            accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute,
+            offload=settings.offload,
+        )  # fmt: skip
         search = TimedSearch(device, link or "", limit, fixed=fixed, advance=advance)
         weighed = weigh_timed(lambda mesh: on_mesh(source, mesh), [mesh], search, fixed=True)
     choice = best(weighed.found, limit)

@@ -15,7 +15,9 @@ from gopt.analysis.row_updates import RowUpdate, row_update
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
-from gopt.ir.types import numpy_dtype
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType, numpy_dtype
 
 ROLES = {"asgd", "asgd_decay", "asgd_constant_lr", "asgd_decay_constant_lr"}
 """Optimizers whose roles a user must name."""
@@ -81,14 +83,30 @@ Way = Callable[[Builder, str, str], str]
 """Builder, parameter, gradient: the new parameter."""
 
 
-def update_of(way: Way, folder: Path) -> RowUpdate:
+def update_of(way: Way, folder: Path, *, cast_like: bool = False) -> RowUpdate:
+    """The update of a net; ``cast_like``: with a CastLike in place of each Cast."""
     b = Builder()
     net = perceptron(b, (3, 2), bias=False)
     new = way(b, "w0", net.gradients["w0"])
     b.output("loss", net.loss, ())
     b.output("w0_out", new, (3, 2))
-    [found] = updates(gopt.load(b.save(folder / "step.onnx")).training)
+    training = gopt.load(b.save(folder / "step.onnx")).training
+    if cast_like:
+        training.graph.nodes[:] = [as_cast_like(training.graph, node) for node in training.graph.nodes]
+    [found] = updates(training)
     return found
+
+
+def as_cast_like(graph: Graph, node: Node) -> Node:
+    """A Cast, by the type of a new constant; any other node as it is."""
+    if node.op_type != "Cast":
+        return node
+    like, type = f"{node.outputs[0]}.like", TensorType(graph.types[node.outputs[0]].dtype, ())
+    graph.types[like] = type
+    graph.initializers[like] = Tensor(type, array=np.zeros((), numpy_dtype(type.dtype)))
+    cast = Node("CastLike", [node.inputs[0], like], node.outputs)
+    cast.phase = node.phase
+    return cast
 
 
 def stepped(b: Builder, w: str, direction: str) -> str:
@@ -143,6 +161,12 @@ def test_these_leave_a_row(name, tmp_path):
 def test_these_move_a_row_or_may(name, tmp_path):
     found = update_of(MOVE[name], tmp_path)
     assert found.by_row and not found.lazy_is_dense and found.moved == ("w0",)
+
+
+@pytest.mark.parametrize("name", ["wider", "narrower", "rounded to zero"])
+def test_a_cast_to_the_type_of_another_value_is_a_cast(name, tmp_path):
+    way = {**STAY, **MOVE}[name]
+    assert update_of(way, tmp_path, cast_like=True) == update_of(way, tmp_path)
 
 
 def test_operands_of_its_shape_are_listed(tmp_path):

@@ -21,7 +21,7 @@ def test_the_table_is_a_line_a_choice(capsys, monkeypatch):
     text = capsys.readouterr().out
     assert "least time of those that fit" in text
     assert "best: stage " in text
-    assert "gopt shard --auto takes it" in text
+    assert "gopt shard --mesh shard=4 --auto takes it" in " ".join(text.split())
     head = next(line for line in text.splitlines() if line.startswith("stage "))
     for column in ("live", "× minimum", "calls", "balance", "overlapped", "time"):
         assert column in head and f"{column}: " in text, "every column that needs it is explained"

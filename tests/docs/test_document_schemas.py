@@ -22,6 +22,7 @@ MEANT = (
     ".pipeline[items]: pipeline",
     ".pipeline[items]: stage-transfers",
     ".pipeline[items]: recompute",
+    ".pipeline[items]: offload",
 )
 """Tables in which every value is a number now; before, only those of the keys that gopt writes.
 Passes that are new."""

@@ -153,7 +153,9 @@ def _load(source: str, folder: Path) -> api.Source:
 
 def _text(program: SpmdProgram) -> str:
     """The canonical text, and what it leaves out: how the ranks hold the states."""
-    lines = ["", "states", *map(_state, program.states)]
+    lines = ["", "states", *(_state(state, state.input in program.host.states) for state in program.states)]
+    if program.host.activations:
+        lines += ["", "on the host in between", *(f"  {ref(name)}" for name in program.host.activations)]
     if program.stages is not None:
         lines += ["", "stages", *(f"  {ref(name)} on {stage}" for name, stage in sorted(program.stages.states.items()))]
     if program.accumulators:
@@ -167,9 +169,10 @@ def _text(program: SpmdProgram) -> str:
     return canonical_text(program.graph) + "\n".join(lines) + "\n"
 
 
-def _state(held: ShardedState) -> str:
+def _state(held: ShardedState, host: bool) -> str:
     parts = ", ".join(_part(held, part) for part in held.slices)
     notes = [*sharding_notes(held.sharding), *(["copy"] if held.copy else []), *(["local"] if held.local else [])]
+    notes += ["on the host"] if host else []
     return f"  {ref(held.input)} -> {ref(held.output)} : {held.dtype}, {parts}{_noted(notes)}"
 
 

@@ -6,22 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from gopt.offline.calibration import MeasuredCall, fit_device, fit_link
+from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_device, fit_link
 from gopt.offline.device import DEVICES
 from gopt.offline.roofline import NodeWork
 from gopt.records.topology import Link
 
 CPU = DEVICES["cpu"]
 TRUE = replace(CPU, flops={name: 3 * speed for name, speed in CPU.flops.items()}, bandwidth=CPU.bandwidth / 2,
-               launch=2 * CPU.launch)  # fmt: skip
+               launch=2 * CPU.launch, segment=2 * CPU.segment)  # fmt: skip
 SEGMENTS = [
     [NodeWork(flops=10**8, nbytes=10**5, launches=1)] * 3, [NodeWork(nbytes=10**7, launches=1)] * 4,
-    [NodeWork(nbytes=10**2, launches=1)] * 200, [NodeWork(nbytes=10**6, launches=1), NodeWork(flops=10**7, launches=1)],
+    [NodeWork(nbytes=10**2, launches=1)] * 200,
+    [NodeWork(nbytes=10**6, launches=1), NodeWork(flops=10**7, launches=1)],
 ]  # fmt: skip
 
 
-def measured(device=TRUE):
-    return [(works, sum(work.seconds(device) for work in works)) for works in SEGMENTS]
+def measured(device=TRUE, segments=SEGMENTS):
+    seconds = [device.segment + sum(work.seconds(device) for work in works) for works in segments]
+    return [MeasuredSegment(*item) for item in zip(segments, seconds)]
 
 
 def test_the_figures_behind_the_times_are_found():
@@ -32,21 +34,31 @@ def test_the_figures_behind_the_times_are_found():
     ]:  # fmt: skip
         assert found == pytest.approx(due, rel=0.1), name
     assert fitted.flops["float64"] / fitted.flops["float32"] == pytest.approx(0.5), "peaks keep their relation"
-    told = sum(work.seconds(fitted) for works in SEGMENTS for work in works)
-    assert told == pytest.approx(sum(seconds for _, seconds in measured()), rel=0.02)
+    told = sum(item.seconds for item in measured(fitted))
+    assert told == pytest.approx(sum(item.seconds for item in measured()), rel=0.02)
+
+
+def test_many_short_segments_settle_what_starts_each():
+    short = [[NodeWork(nbytes=10**2, launches=1)] * count for count in (1, 3, 10, 40) for _ in range(5)]
+    fitted = fit_device(CPU, measured(segments=short))
+    assert fitted.segment == pytest.approx(TRUE.segment, rel=0.15)
+    assert fitted.launch == pytest.approx(TRUE.launch, rel=0.15)
+    tiled = [replace(item, seconds=item.seconds - TRUE.segment, starts=False) for item in measured(segments=short)]
+    assert fit_device(CPU, tiled).segment == pytest.approx(CPU.segment), "none of them starts so"
 
 
 def test_what_no_segment_settles_stays_near_the_known_device():
-    fitted = fit_device(CPU, measured()[2:3])
+    fitted = fit_device(CPU, measured(replace(TRUE, segment=CPU.segment))[2:3])
     assert fitted.launch == pytest.approx(TRUE.launch, rel=0.05)
     assert fitted.flops == pytest.approx(CPU.flops, rel=0.05)
-    assert fit_device(CPU, []) == CPU and fit_device(CPU, [([NodeWork()], 1.0)]) == CPU
+    assert fit_device(CPU, []) == CPU and fit_device(CPU, [MeasuredSegment([NodeWork()], 1.0)]) == CPU
 
 
 def test_a_link_is_found_from_calls_of_two_sizes():
     true = Link(5e8, 2e-4)
     calls = [
-        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent)) for rounds, sent in ((1, 100), (2, 1e6), (1, 1e7))
+        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent))
+        for rounds, sent in 4 * ((1, 100), (2, 1e6), (1, 1e7))
     ]
     link = fit_link(Link(2e9, 3e-5), calls)
     assert (link.bandwidth, link.latency) == (pytest.approx(5e8, rel=0.1), pytest.approx(2e-4, rel=0.1))

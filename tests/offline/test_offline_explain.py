@@ -100,3 +100,38 @@ def test_a_statistic_says_how_ranks_combine_it(tmp_path):
     for given, said in (("auto", "over ranks by mean"), ("root", "every rank takes the first rank's value")):
         gopt.shard(source("cnn_sgd"), 2, statistics=given).write(tmp_path / given)
         assert told(explain(tmp_path / given, "bn1.running_mean"), "combined").startswith(said)
+
+
+def test_a_folder_says_what_auto_chose_and_what_each_pass_did(tmp_path, capsys):
+    model = str(FIXTURES / "mlp_adamw.onnx")
+    assert (
+        main(["shard", model, "--mesh", "pp=2,shard=2", "--auto", "--device", "h100", "-o", str(tmp_path / "out")]) == 0
+    )
+    story, report = explain(tmp_path / "out"), json.loads((tmp_path / "out/report.json").read_text())
+    choice = report["choice"]
+    assert (story.name, story.kind) == ("out", "folder") and told(story, "mesh") == "pp=2,shard=2, 4 ranks"
+    chosen = told(story, "chosen")
+    assert chosen.startswith(f"of {choice['weighed']} choices on h100: stage {choice['stage']}")
+    assert choice["schedule"] in chosen and chosen.endswith(choice["why"])
+    assert "compute" in told(story, "step") and " 0 " not in told(story, "step")
+    for record in report["pipeline"]:
+        removed = sum(group["count"] for group in report["removed_ops"] if group["pass"] == record["name"])
+        text = told(story, record["name"])
+        assert (f"{removed:,} operator" in text and "of the source removed" in text) == (removed > 0), record["name"]
+        assert record.get("note", "") in text and text
+    assert told(story, "stages").startswith("parameters of pipeline stages: 0 has ")
+    assert told(story, "proof").startswith("proven: 14 of 14") == ("proof" in report)
+    assert told(story, "note").splitlines() == report["notes"]
+    assert main(["explain", str(tmp_path / "out")]) == 0
+    assert "choices on h100" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert "parameters of pipeline stages: 0 has " in capsys.readouterr().out
+
+
+def test_a_folder_without_a_choice_and_a_split_say_so_by_silence(folder, tmp_path):
+    story = explain(folder)
+    assert not told(story, "chosen") and told(story, "mesh") == "shard=2, 2 ranks"
+    assert "60 operators of the source removed" in told(story, "shard")
+    model = str(FIXTURES / "mlp_adamw.onnx")
+    assert main(["split", model, "--trainers", "2", "--servers", "1", "-o", str(tmp_path / "split")]) == 0
+    assert told(explain(tmp_path / "split"), "source").startswith("mlp_adamw.onnx: 111 nodes")

@@ -8,6 +8,7 @@ import pytest
 from helpers import source
 from small_graphs import parsed
 
+import gopt
 from gopt.ir.graph import COMM, RECOMPUTE, Node
 from gopt.offline.device import DEVICES, DeviceFigures
 from gopt.offline.meshes import meshes_of, weigh_timed
@@ -17,7 +18,7 @@ from gopt.offline.plan_settings import ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.offline.stage_time import scheduled
 from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
-from gopt.offline.step_time import total
+from gopt.offline.step_time import Machine, step_time, total
 from gopt.offline.timed_search import TimedSearch, meshes_with_stages
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
@@ -127,7 +128,8 @@ def test_the_parts_add_up_to_the_step(name, mesh):
         time = choice.time
         parts = time.compute + time.recompute + time.exposed + time.bubble + time.fixed
         assert time.seconds == pytest.approx(parts) and time.compute > 0
-        assert time.fixed == DEVICES["cpu"].run + DEVICES["cpu"].step
+        starts = (time.fixed - DEVICES["cpu"].run - DEVICES["cpu"].step) / DEVICES["cpu"].segment
+        assert starts == pytest.approx(round(starts)) and starts >= 1, "of the operators between two calls"
 
 
 @pytest.mark.parametrize(("name", "mesh"), MESHES)
@@ -235,3 +237,37 @@ def test_meshes_that_cannot_be_first_are_not_weighed():
     for mesh in meshes:
         for each in searched("gpt_adamw", str(mesh), device, accumulate=8 // mesh.data_ranks):
             assert each.seconds >= first.seconds * 0.99, "the bound left out no better mesh"
+
+
+# --- values on the host ---------------------------------------------------------------------------------------------
+
+
+def test_copies_to_the_host_take_time_on_a_link_and_none_on_a_cpu():
+    def timed(device, what):
+        passes = {"offload": {"least": "1B"}} if what else {}
+        program = gopt.shard(source("gpt_adamw"), "shard=2", offload=what, passes=passes).program
+        machine = Machine(device, Topology.parse(device.link, program.mesh))
+        facts = program.passes[-1].result.facts
+        return step_time(program, machine, program.mesh.coordinates(0)), facts
+
+    cpu, slow = DEVICES["cpu"], replace(DEVICES["h100"], host_link=1e6, efficiency=1.0)
+    assert timed(cpu, None)[0] == timed(cpu, "states,activations")[0]
+    plain = timed(slow, None)[0]
+    for what in ("states", "activations"):
+        time, facts = timed(slow, what)
+        copied = facts.to_host + facts.to_device
+        hidden = plain.compute if what == "activations" else 0.0  # an update waits for the gradient, and for the step
+        assert 0.99 * copied / 1e6 - hidden <= time.exposed - plain.exposed <= 1.01 * copied / 1e6 + 1e-3
+        assert time.seconds == pytest.approx(time.compute + time.recompute + time.exposed + time.bubble + time.fixed)
+
+
+def test_where_nothing_fits_states_and_values_go_to_the_host():
+    device = DEVICES["h100"]
+    rows = searched("gpt_adamw", "shard=2", device, None)
+    again = [
+        row.held for row in searched("gpt_adamw", "shard=2", device, 1) if row.settings.offload is None
+    ]  # fmt: skip
+    least = min(again)
+    away = [each for each in searched("gpt_adamw", "shard=2", device, least - 1) if each.settings.offload]
+    assert rows and away and min(each.held for each in away) < least
+    assert not any(each.settings.offload for each in searched("gpt_adamw", "shard=2", DEVICES["cpu"], 1))

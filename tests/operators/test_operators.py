@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import onnx
@@ -37,18 +38,50 @@ def test_records_are_of_standard_operators():
     assert all(forms(name) for name in SEEN)
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_results_follow_operands_as_slopes_say(name):
-    record, generator = OPERATORS[name], np.random.default_rng(5)
-    observed: dict[int, Slope] = {}
+@cache
+def observed(name: str) -> dict[int, Slope]:
+    """How the result is seen to follow each floating operand."""
+    record, generator, found = OPERATORS[name], np.random.default_rng(5), dict[int, Slope]()
     for probe in probes(name, wide=True):
         for place in probe.floats:
             if place in (*record.aside, *record.lengths, *record.choosers) and record.slope(place) is Slope.NONE:
                 continue
-            seen = probe.slope(place, generator)
-            assert seen <= record.slope(place), (place, probe.case)
-            observed[place] = max(observed.get(place, Slope.NONE), seen)
-    assert all(seen is record.slope(place) for place, seen in observed.items()), observed
+            found[place] = max(found.get(place, Slope.NONE), probe.slope(place, generator))
+    return found
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_results_follow_operands_as_slopes_say(name):
+    assert observed(name) == {place: OPERATORS[name].slope(place) for place in observed(name)}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_families_hold_the_operators_that_numbers_show(name):
+    record, slopes = OPERATORS[name], observed(name)
+    followed = {*slopes.values()} - {Slope.NONE}
+    if 0 in slopes:
+        assert (name in kinds.STEPWISE) is (slopes[0] is Slope.STEP)
+        alone = slopes[0] is Slope.LINEAR and not any(slope for place, slope in slopes.items() if place)
+        assert (name in kinds.LINEAR_IN_FIRST | kinds.CASTS) is alone
+    if slopes:
+        assert (name in kinds.TERMS | {"Pad"}) is (followed == {Slope.AFFINE} and record.work is None)
+
+
+PER_SAMPLE = {
+    ("ReverseSequence", 1), ("SoftmaxCrossEntropyLoss", 1), ("NegativeLogLikelihoodLoss", 1), ("Attention", 6),
+    ("RotaryEmbedding", 3), ("RNN", 4), ("GRU", 4), ("LSTM", 4), ("TensorScatter", 2),
+}  # fmt: skip
+"""Whole numbers of each sample: lengths of sequences, places, classes."""
+
+
+def test_whole_numbers_that_the_standard_asks_for_are_lengths_settings_or_choosers():
+    unnamed = set()
+    for name, record in OPERATORS.items():
+        for place, operand in enumerate(onnx.defs.get_schema(name).inputs):
+            named = place in record.constants | {*record.choosers, *record.by_type}
+            if {*operand.types} <= {"tensor(int64)", "tensor(int32)"} and not named:
+                unnamed.add((name, place))
+    assert unnamed == PER_SAMPLE
 
 
 def powers(probe: Probe) -> set[float]:
@@ -210,6 +243,23 @@ def test_total_operators_have_a_result_for_all_numbers(name):
             probe.result({at: generator.choice(nasty, probe.inputs[at].shape) for at in probe.floats})
 
 
+def test_places_are_those_of_operands_that_the_standard_has():
+    for name, record in OPERATORS.items():
+        versions = [each for each in onnx.defs.get_all_schemas_with_history() if each.name == name and not each.domain]
+        count = max(each.max_input for each in versions)
+        places = {*record.constants, *record.by_type, *record.choosers, *record.aside, *record.running}
+        assert all(place < count for place in places), (name, places)
+
+
+def test_operators_of_floats_that_set_nothing_up_are_total():
+    def floats(name: str) -> bool:
+        values = [value for probe in probes(name) for value in probe.inputs if value is not None]
+        return bool(values) and all(value.dtype.kind == "f" for value in values)
+
+    sized = names(lambda each: each.lengths or each.settings)
+    assert {name for name in SEEN if floats(name)} - sized <= names(lambda each: each.total)
+
+
 JOINED = {
     "sum": np.add.reduce, "mean": None, "max": np.maximum.reduce, "min": np.minimum.reduce,
     "l2": lambda parts: np.sqrt(np.add.reduce(np.square(parts))),
@@ -246,6 +296,8 @@ def test_work_is_the_number_of_products(name):
         except ValueError:
             continue  # a form that the reference has not
         counted = OPERATORS[name].work(attributes, [value.shape for value in ones], found.shape)
+        equation = str(attributes.get("equation", ","))
+        assert bool(counted) is (equation.count(",") == 1 and "." not in equation), equation
         padded = any(key in attributes for key in ("pads", "auto_pad", "output_padding"))
         if not padded and counted:
             compared += 1
@@ -294,6 +346,13 @@ def test_operands_by_type_are_not_looked_at(name):
     for probe in probes(name):
         rest = {at: probe.inputs[at] * 0 + 7 for at in OPERATORS[name].by_type}
         np.testing.assert_array_equal(probe.result(rest), probe.result())
+
+
+def test_typed_results_have_the_type_of_the_operand_that_is_read_for_it():
+    for name in kinds.TYPED:
+        for probe in probes(name):
+            like = [probe.inputs[place].dtype for place in OPERATORS[name].by_type]
+            assert [probe.result().dtype] == like, name
 
 
 @pytest.mark.parametrize("name", sorted(names(lambda each: each.running or each.switch is not None)))

@@ -14,9 +14,9 @@ import gopt
 from gopt.api import Sharded
 from gopt.errors import InvariantError, OptionError
 from gopt.ir.graph import RECOMPUTE, Graph, Node
+from gopt.ir.min_cut import SINK, SOURCE, Network
 from gopt.ir.types import numpy_dtype
 from gopt.operators.kinds import MAY_DRAW, VIEWS
-from gopt.passes.recompute.min_cut import SINK, SOURCE, Network
 from gopt.runtime.partition import Segment, partition
 from gopt.runtime.session import SessionCache, session_of
 from gopt.spmd.kept_nodes import check_kept_nodes

@@ -13,9 +13,10 @@ from gopt.spmd.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, resu
 MOVES = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Transpose", "Tile")
 TRIED = sorted({*RULES, *MOVES, *FULL_REDUCTIONS, "Concat", "Softmax", "MatMul", "Gemm", "Where", "Slice"})
 PASSED = {
-    **dict.fromkeys(("sum", "mean"), ("Neg Cast", "Add Sub Sum Concat", "Mul Div", "Mul")),
-    "max": ("Cast", "Max", "Max", "Max"), "min": ("Cast", "Min", "Min", "Min"), "count": ("Cast", "Add Sum", "", ""),
-    "any": ("Cast Not", "Or", "Or", "Or"), "all": ("Not", "And", "And", "And"),
+    **dict.fromkeys(("sum", "mean"), ("Neg Cast CastLike", "Add Sub Sum Concat", "Mul Div", "Mul")),
+    "max": ("Cast CastLike", "Max", "Max", "Max"), "min": ("Cast CastLike", "Min", "Min", "Min"),
+    "count": ("Cast CastLike", "Add Sum", "", ""), "any": ("Cast CastLike Not", "Or", "Or", "Or"),
+    "all": ("Not", "And", "And", "And"),
 }  # fmt: skip
 """Terms -> the operators that they pass through beside moves: alone, two of them, before a value that is equal on all
 members, behind one."""
@@ -39,12 +40,14 @@ def test_the_operators_that_terms_pass_through_and_no_others(op, on):
         return found
 
     alone, two, before, behind = map(str.split, PASSED[op])
-    other = {"Cast": "count", "Not": "all"} if op == "any" else {"Not": "any"} if op == "all" else {}
+    other = (
+        {"Cast": "count", "CastLike": "count", "Not": "all"} if op == "any" else {"Not": "any"} if op == "all" else {}
+    )
     assert made(term) == {name: Partial(other.get(name, op), on) for name in (*MOVES, *alone)}
-    moved_or_cast = [*MOVES, *(["Cast"] if op != "all" else []), *(["Not"] if op in ("any", "all") else [])]
+    moved_or_cast = [*MOVES, *(["Cast", "CastLike"] if op != "all" else []), *(["Not"] if op in ("any", "all") else [])]
     assert made(term, term).keys() - {*moved_or_cast, "Neg"} == {*two}
     assert made(term, same).keys() - {*moved_or_cast, "Neg"} == {*before}
-    assert made(same, term).keys() - {*moved_or_cast, "Neg"} == {*behind}
+    assert made(same, term).keys() - {*moved_or_cast, "Neg", "CastLike"} == {*behind}  # which reads a type
     assert not {*MOVES} & made(same, term).keys() and {*MOVES} <= made(term, same).keys()
 
 

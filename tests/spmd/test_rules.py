@@ -25,6 +25,7 @@ from gopt.records.placements import (
     Placement,
     Replicated,
     Shard,
+    holder,
 )
 from gopt.spmd.rules import FULL_REDUCTIONS, RULES, Mismatch, Operand, Use, result
 
@@ -124,7 +125,7 @@ def more(op_type: str) -> tuple[Array, ...]:
     """Operands that say where to."""
     ints = {"Reshape": [-1, 1], "Unsqueeze": [0], "Expand": [2, 7]}
     if op_type in ("CumSum", "CastLike"):
-        return (np.array(0, np.int64 if op_type == "CumSum" else np.float32),)
+        return (np.array(0, np.int64 if op_type == "CumSum" else np.float64),)
     return (np.array(ints[op_type]),) if op_type in ints else ()
 
 
@@ -187,6 +188,34 @@ def test_numbers_of_flags(op_type):
         op_type, count, [REPLICATED, PER_MEMBER, FLAG_COUNT, Partial("count"), Partial("sum")], flags="float64"
     )
     assert seen["right"] and seen["refused"]
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float64", "float32"), ("float32", "float64"), ("bool", "float32"), ("float32", "bool")]
+)
+def test_a_cast_to_the_type_of_another_value_is_a_cast(dtypes):
+    """The value whose type is read may have any placement that every member has."""
+    old, new = dtypes
+    terms = [FLAG_COUNT, *map(Partial, ("sum", "mean", "max", "any", "all", "count"))]
+    accepted = 0
+    for placement, like, single, place in product([*NUMBERS, *terms], [*NUMBERS, *terms], (True, False), PLACES):
+        x, y = Operand("x", placement, single, old), Operand("y", like, single, new)
+        cast = placed(Use("Cast", (x,), place, single, new))
+        made = placed(Use("CastLike", (x, y), place, single, new))
+        on_all = not isinstance(like, (OnMember, FlatShard)) and getattr(like, "on", None) is None
+        if on_all and not isinstance(place, OnMember):
+            assert made == cast, (x, y, place)
+            accepted += made is not None
+        assert made in (cast, None, OnMember(holder(place) or 0)), (x, y, place)
+    assert accepted > 100
+
+
+def placed(use: Use) -> Placement | None:
+    """The placement of a result; None where it is refused."""
+    try:
+        return result(use)
+    except Mismatch:
+        return None
 
 
 def test_a_number_of_flags_is_compared_with_zero():

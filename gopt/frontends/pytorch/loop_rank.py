@@ -218,7 +218,7 @@ class Rank:
         return Checkpoints(Path(folder), self._rank.folder, self.manifest, keep, draws=seed)
 
     def _take(self, arrays: Mapping[str, Any]) -> None:
-        self._rank.held |= {name: self.device.hold(array) for name, array in arrays.items()}
+        self._rank.put(arrays)
         self._evaluated = None
 
     # --- whole states ---

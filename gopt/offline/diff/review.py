@@ -62,6 +62,8 @@ def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
         "accumulate": str(manifest.accumulate),
         "loss reduction": manifest.loss_reduction,
         "statistics": manifest.statistics,
+        "states on the host": _few(manifest.host.states) or "none",
+        "activations on the host": _few(manifest.host.activations) or "none",
         "split": ", ".join(f"{axis}: {rule}" for axis, rule in (manifest.split or {}).items()) or "no axis",
         "passes": ", ".join(entry.name for entry in report.pipeline),
         "formats": f"{manifest.format}, {report.format}",

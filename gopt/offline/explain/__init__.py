@@ -1,4 +1,4 @@
-"""``gopt explain``: the story of one operator, value, state, parameter, bucket or table of an output folder."""
+"""``gopt explain``: the story of an output folder, or of one operator, value, state, parameter, bucket or table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gopt.errors import OptionError
 from gopt.offline.explain.folder_index import FolderIndex
+from gopt.offline.explain.folder_story import folder_story
 from gopt.offline.explain.stories import STORIES
 from gopt.offline.explain.story import Fact, Story
 from gopt.text.sanitize import show
@@ -15,17 +16,19 @@ from gopt.text.sanitize import show
 __all__ = ["Fact", "Story", "explain"]
 
 
-def explain(path: str | os.PathLike[str], name: str) -> Story:
-    """Return the story of ``name`` in an output folder of ``gopt shard`` or ``gopt split``.
+def explain(path: str | os.PathLike[str], name: str | None = None) -> Story:
+    """Return the story of ``name`` in an output folder of ``gopt shard`` or ``gopt split``; of the folder without.
 
     The story covers the origin, the ranks and their elements, the bucket, the reason for removal or addition, and the
-    replacement.
+    replacement. The story of a folder covers the choice of ``--auto`` and what each pass did.
 
     ``name`` is an operator, a value, a state, a parameter, a bucket (``b0``), or a key or table of a split. Raises
     InputError if the folder is broken, OptionError for an unknown name.
     """
     folder = Path(path)
     index = FolderIndex(folder)
+    if name is None:
+        return Story(str(folder), folder.name, "folder", tuple(folder_story(index.report)))
     kinds: list[str] = []
     facts: list[Fact] = []
     for story in STORIES:

@@ -64,9 +64,10 @@ def _holders(index: FolderIndex, state: SourceState) -> Iterator[Fact]:
     total = state.type.elements
     for local in index.manifest.common.state:
         if any(piece.tensor == state.tensor for piece in local.pieces):
-            yield Fact("held", f"{_part(local, state, total)} on every rank, as {local.input}", (local.input,))
+            part = _part(local, state, total) + _memory(index, local)
+            yield Fact("held", f"{part} on every rank, as {local.input}", (local.input,))
     rows = [
-        (rank.rank, (_part(local, state, total), local.input))
+        (rank.rank, (_part(local, state, total) + _memory(index, local), local.input))
         for rank in index.manifest.ranks
         for local in rank.state
         if any(piece.tensor == state.tensor for piece in local.pieces)
@@ -76,6 +77,10 @@ def _holders(index: FolderIndex, state: SourceState) -> Iterator[Fact]:
         yield Fact("held", f"{part} on {_on(rank_ranges(ranks))}, as {name}", (name,))
     if len(groups) > _MOST:
         yield Fact("held", f"{len(groups) - _MOST} more parts, in manifest.json")
+
+
+def _memory(index: FolderIndex, local: LocalState) -> str:
+    return " (in the memory of the host)" if local.input in index.manifest.host.states else ""
 
 
 def _part(local: LocalState, state: SourceState, total: int) -> str:
@@ -218,6 +223,8 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
         yield Fact(
             "value", f"{'' if type is None else f'{type} '}of the source; {how}", (maker.label,) if maker else ()
         )
+    if name in index.manifest.host.activations:
+        yield Fact("host", "moved to the memory of the host behind a reader, and back for the backward")
     for parameter in index.of_gradient.get(name, ()):
         yield Fact("gradient", f"of parameter {parameter}", (parameter,))
         yield from _bucket(index, parameter)

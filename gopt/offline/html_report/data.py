@@ -130,7 +130,8 @@ def _sizes(sizes: BeforeAfter) -> SizeTable:
     rows = (
         SizeRow(what, unit, (getattr(sizes.source, name), getattr(sizes.largest, name))) for what, name, unit in _SIZES
     )
-    return SizeTable(("source", f"rank {sizes.rank}"), tuple(rows))
+    away = (SizeRow("states on the host, of these", "bytes", (0, sizes.largest.host)),) if sizes.largest.host else ()
+    return SizeTable(("source", f"rank {sizes.rank}"), (*rows, *away))
 
 
 def _timeline(folder: Path, manifest: Manifest, report: Report, trace: Path | None) -> Timeline:

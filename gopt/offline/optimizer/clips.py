@@ -11,6 +11,7 @@ import numpy as np
 from gopt.ir.graph_index import walk
 from gopt.ir.node_kinds import record_of
 from gopt.offline.optimizer.evidence import tidy
+from gopt.offline.optimizer.formulas import close
 from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
 
@@ -60,10 +61,7 @@ def find_clips(paths: GradientPaths, parameters: Sequence[str]) -> tuple[Clip, .
         elif clip is not None:
             separate.append(replace(clip, kind="norm of each parameter"))
     if separate:
-        bound, kind = (
-            _common([clip.bound for clip in separate], None),
-            _common([clip.norm_type for clip in separate], ""),
-        )
+        bound, kind = _common([x.bound for x in separate], None), _common([x.norm_type for x in separate], "")
         separate[0] = replace(separate[0], bound=bound, norm_type=kind, gradients=len(separate))
     return (*clips, *shared.values(), *separate[:1])
 
@@ -135,22 +133,14 @@ class _Norms:
 
     def _type(self, name: str) -> str:
         """The type of the norm, from the combination of the reduced gradients."""
-        probe = self.probe
-        behind = self._behind([name])
-        leaves = [x for x in behind if any(operand in probe.owners.full for operand in probe.producers[x].reads)]
-        small, large = (Scalars(probe, spread(probe.inputs, 0), size) for size in (1e4, 4e4))
-        values = np.array([small.number(leaf) or np.nan for leaf in leaves])
-        small_norm, large_norm = small.number(name) or np.nan, large.number(name) or np.nan
-        if np.allclose([large_norm, values.sum()], [2 * small_norm, small_norm**2], 1e-6, 0):
+        producers, full, run = self.probe.producers, self.probe.owners.full, self._active[0]
+        leaves = [x for x in self._behind([name]) if any(operand in full for operand in producers[x].reads)]
+        norm, values = run.number(name), np.array([run.number(leaf) or np.nan for leaf in leaves])
+        if close(norm, float(np.sqrt(values.sum()))):  # of sums of squares
             return "2"
         joined = {"2": np.sqrt(np.square(values).sum()), "inf": values.max(), "1": values.sum()}
         kinds = {self._kind(leaf) for leaf in leaves}
-        alike = (
-            kind
-            for kind, value in joined.items()
-            if np.allclose([large_norm, value], [4 * small_norm, small_norm], 1e-6, 0)
-        )
-        return next((kind for kind in alike if kinds == {kind}), "")
+        return next((kind for kind, value in joined.items() if close(norm, float(value)) and kinds == {kind}), "")
 
     def _kind(self, leaf: str) -> str:
         """Return the norm of one gradient computed by a reduction; '' if unknown."""

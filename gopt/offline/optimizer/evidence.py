@@ -136,13 +136,9 @@ class Evidence:
 def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> Rule | None:
     """The common rule of an update's fits, one fit for each trial; None for fits of several rules."""
     kinds, last = {fit.kind for fit in fits}, fits[-1]
-    results = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
+    forms = {(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind}
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
-    if (
-        any(result != results[-1] for result in results)
-        or (len(kinds) > 1 and kind != "RAdam")
-        or kind == "unrectified"
-    ):
+    if len(forms) > 1 or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
         return None
     if update_fn.reduces and kind != "LAMB":  # a norm that happens to change nothing at the points
         return None
@@ -188,11 +184,8 @@ def _ahead(evidence: Evidence) -> Iterator[Correction]:
     corrections: dict[float, Correction] = {}
     # The betas as they were written, and as they were stored: the difference counts at early steps.
     for t, rounding in product(evidence.counts(), (tidy, stored)):
-        beta, second, late = (
-            rounding(evidence.first),
-            1 - rounding(evidence.second) ** t,
-            np.flatnonzero(t < _SOON)[-1:],
-        )
+        beta, second = rounding(evidence.first), 1 - rounding(evidence.second) ** t
+        late = np.flatnonzero(t < _SOON)[-1:]
         direct, size = (evidence.of(key) / np.sqrt(second) for key in ("direct", "size"))
         for rate in (np.abs(evidence.values(name)) for name in evidence.sources):
             for before in map(evidence.values, evidence.inputs):

@@ -1,4 +1,4 @@
-"""The formulas of the optimizers, by signature: the forms of an update's states choose the candidates.
+"""The formulas of the optimizers, as records: the forms of an update's states choose the candidates.
 
 A formula's coefficients are read off at chosen points, and the formula is believed only if it then reproduces the new
 parameter and states at random points."""
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -38,7 +37,7 @@ class Fit:
     first moment, the factor of the gradient itself; beside an average of the parameter, the weight of the new
     parameter."""
 
-    kind: str
+    kind: str = ""
     roles: tuple[str, ...] = ()
     hyper: Mapping[str, Hyper] = field(default_factory=dict)
     size: float
@@ -200,11 +199,11 @@ def _averages(sampler: Sampler, below: str) -> bool:
     return bool(second.keep) and (second.kind == "peak" or summed or close(second.take, 1 - second.keep, 1e-3))
 
 
-def _quotient(below: str, sampler: Sampler) -> Fit | None:
+def _quotient(formula: Formula, sampler: Sampler) -> Fit | None:
     """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
+    below, index_of, truth, g, p = formula.below, sampler.place, sampler.truth, sampler.g, sampler.p
     if not _averages(sampler, below):
         return None
-    index_of, truth, g, p = sampler.place, sampler.truth, sampler.g, sampler.p
     m, v, k = index_of.get("mean", 0), index_of.get("square", index_of.get("peak", 0)), index_of.get("other", 0)
     moment = m > 0 and below != "centred"
     w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
@@ -232,37 +231,21 @@ def _quotient(below: str, sampler: Sampler) -> Fit | None:
         return np.asarray(gathered * sampler.points[k + 1] + step if k else factor * p - step)
 
     root = find_root(sampler, float("inf") if below == "one" else bare, full, made, k, least)
-    if root is None:
+    if root is None or (below == "peak" and root.inside):
         return None
     direct *= root.size / full
-    fit = Fit(
-        kind="", size=slope * root.size, kept=factor, coupled=w, eps=root.eps, inside=root.inside,
-        direct=direct if abs(direct) > 1e-12 else 0.0,
+    eps = (sampler.forms[v - 1].eps if v else 0.0) or root.eps
+    return Fit(
+        size=slope * root.size, kept=factor, coupled=w, eps=eps, inside=root.inside,
+        direct=direct if abs(direct) > 1e-12 else 0.0, hyper={"momentum": gathered} if gathered else {},
     )  # fmt: skip
-    return _named(sampler, fit, below, gathered)
 
 
-def _named(sampler: Sampler, fit: Fit, below: str, gathered: float) -> Fit | None:
-    """The name and the constants of a quotient."""
-    mean, second = sampler.form("mean"), sampler.form("square", "peak")
-    if mean is None and second is None:
-        return replace(fit, kind="SGD")
-    if second is None:
-        return _momentum(sampler.forms[0], fit)
-    if mean is None or below == "centred":
-        if second.keep == 1:
-            return replace(fit, kind="Adagrad")
-        hyper = {"alpha": second.keep, "centered": mean is not None, "momentum": gathered}
-        return replace(fit, kind="RMSProp", hyper={key: value for key, value in hyper.items() if value})
-    hyper = {"beta1": mean.keep, "beta2": second.keep} | ({"amsgrad": True} if "maximum" in sampler.place else {})
-    if below == "square":
-        return replace(fit, kind="NAdam" if fit.direct else "Adam", hyper=hyper)
-    if fit.direct or fit.inside:
+def _momentum(formula: Formula, sampler: Sampler) -> Fit | None:
+    """A mean of gradients, or with Nesterov's look ahead the gradient beside it; the state may hold the rate."""
+    fit, form = _quotient(formula, sampler), sampler.forms[0]
+    if fit is None:
         return None
-    return replace(fit, kind="unrectified" if below == "one" else "Adamax", hyper=hyper, eps=second.eps or fit.eps)
-
-
-def _momentum(form: Form, fit: Fit) -> Fit | None:
     slope, direct, b, total = fit.size, fit.direct, form.keep, fit.size * form.take
     if direct and not close(total / direct, b, ABOUT):
         return None
@@ -274,10 +257,10 @@ def _momentum(form: Form, fit: Fit) -> Fit | None:
         dampening, size = 0.0, direct or total
     hyper = {"momentum": b, "nesterov": bool(direct), "dampening": dampening}
     coupled = float("nan") if dampening is None and fit.coupled else fit.coupled
-    return replace(fit, kind="momentum", hyper=hyper, size=size, coupled=coupled, direct=0.0)
+    return replace(fit, hyper=hyper, size=size, coupled=coupled, direct=0.0)
 
 
-def _lamb(sampler: Sampler) -> Fit | None:
+def _lamb(formula: Formula, sampler: Sampler) -> Fit | None:
     """Adam's direction plus decay, scaled by |parameter| / |direction|."""
     m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
     mean = sampler.forms[m - 1]
@@ -297,11 +280,10 @@ def _lamb(sampler: Sampler) -> Fit | None:
     root = find_root(sampler, full * float(over[0] / over[1]), full, made)
     if root is None:
         return None
-    hyper = {"beta1": mean.keep, "beta2": sampler.forms[v - 1].keep}
-    return Fit(kind="LAMB", size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size, hyper=hyper)
+    return Fit(size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size)
 
 
-def _lion(sampler: Sampler) -> Fit | None:
+def _lion(formula: Formula, sampler: Sampler) -> Fit | None:
     """Steps of one size along the sign of a mean, taken before the state's own mean."""
     form, w = sampler.forms[0], sampler.forms[0].decay
     new = sampler.at([0, -w], [0, 1], old={1: [1, 0]})[0]
@@ -317,20 +299,20 @@ def _lion(sampler: Sampler) -> Fit | None:
     direction = np.sign(ratio * sampler.points[2] + sampler.g + w * sampler.p)
     if not sampler.explains(factor * sampler.p - size * direction) or not close(form.take, 1 - form.keep, 1e-4):
         return None
-    return Fit(kind="Lion", hyper={"beta1": ratio / (1 + ratio), "beta2": form.keep}, size=size, kept=factor, coupled=w)
+    return Fit(hyper={"beta1": ratio / (1 + ratio), "beta2": form.keep}, size=size, kept=factor, coupled=w)
 
 
-def _asgd(sampler: Sampler) -> Fit | None:
+def _asgd(formula: Formula, sampler: Sampler) -> Fit | None:
     """Gradient descent beside a running average of the parameter."""
     new = sampler.at([1, 0, 0], [0, 1, 0], old={1: [0, 0, 1]})
     size, factor, share = -float(new[0][0]), float(new[0][1]), 1 - float(new[1][2])
     average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
     if not size or not sampler.explains(factor * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
         return None
-    return Fit(kind="ASGD", size=size, kept=factor, direct=share)
+    return Fit(size=size, kept=factor, direct=share)
 
 
-def _adadelta(sampler: Sampler) -> Fit | None:
+def _adadelta(formula: Formula, sampler: Sampler) -> Fit | None:
     """Steps of the size of earlier steps: root of their mean square / root of the gradients'."""
     v, k = sampler.place["square"], sampler.place["other"]
     square, u = sampler.forms[v - 1], sampler.points[k + 1]
@@ -344,11 +326,10 @@ def _adadelta(sampler: Sampler) -> Fit | None:
     steps = square.keep * u + square.take * np.square(delta)
     if not sampler.explains(factor * sampler.p - size * delta) or not sampler.explains(steps, k):
         return None
-    hyper = {"rho": square.keep}
-    return Fit(kind="Adadelta", hyper=hyper, size=size, kept=factor, coupled=square.decay, eps=eps, inside=True)
+    return Fit(size=size, kept=factor, coupled=square.decay, eps=eps, inside=True)
 
 
-def _rprop(sampler: Sampler) -> Fit | None:
+def _rprop(formula: Formula, sampler: Sampler) -> Fit | None:
     """A step size for each element, growing while the gradient keeps its sign and shrinking at a turn."""
     for prev, size in ((1, 2), (2, 1)):
         least, most = map(float, sampler.at([0, 0], old={size: [0.0, 1e30]})[size])
@@ -365,33 +346,66 @@ def _rprop(sampler: Sampler) -> Fit | None:
         if good and sampler.explains(gradient, prev) and sampler.explains(steps, size):
             hyper: dict[str, Hyper] = {"etaminus": minus, "etaplus": plus, "step_size_min": least}
             hyper["step_size_max"] = most if most < 1e30 else None
-            return Fit(kind="Rprop", roles=("last gradient", "step sizes")[:: 2 * size - 3], hyper=hyper, size=0.0)
+            return Fit(roles=("last gradient", "step sizes")[:: 2 * size - 3], hyper=hyper, size=0.0)
     return None
 
 
-_FORMULAS: Mapping[tuple[str, ...], Sequence[Callable[[Sampler], Fit | None]]] = {
-    (): (partial(_quotient, "one"),),
-    ("mean",): (partial(_quotient, "one"), _lion, _asgd),
-    ("square",): (partial(_quotient, "square"),),
-    ("mean", "square"): (
-        partial(_quotient, "square"), _lamb, partial(_quotient, "one"), partial(_quotient, "centred"),
-    ),
-    ("maximum", "mean", "square"): (partial(_quotient, "square"),),
-    ("mean", "peak"): (partial(_quotient, "peak"),),
-    ("other", "square"): (partial(_quotient, "square"), _adadelta),
-    ("mean", "other", "square"): (partial(_quotient, "centred"),),
-    ("other", "other"): (_rprop,),
-}  # fmt: skip
-"""Kinds of the states, in order of their names -> formulas to try."""
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """The update of an optimizer. ``states``: the sorted forms of the states. ``fit``: reads the coefficients off at
+    chosen points; of a quotient, ``below``: the square of the denominator, ``direct``: the gradient has a part of its
+    own beside the mean, ``summed``: squares are summed and not averaged. ``keeps``: hyper-parameter -> the state whose
+    old value has this factor; ``facts``: further hyper-parameters; ``roles``: form -> role of the state."""
+
+    name: str
+    states: tuple[str, ...] = ()
+    below: str = "one"
+    keeps: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Hyper] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    direct: bool = False
+    summed: bool = False
+    fit: Callable[[Formula, Sampler], Fit | None] = _quotient
+
+    def match(self, sampler: Sampler) -> Fit | None:
+        """The coefficients with which the formula is the update, or None."""
+        fit, square = self.fit(self, sampler), sampler.form("square")
+        summed = square is not None and square.keep == 1
+        if fit is None or bool(fit.direct) is not self.direct or summed is not self.summed:
+            return None
+        kept = {name: sampler.forms[sampler.place[kind] - 1].keep for name, kind in self.keeps.items()}
+        roles = {**_ROLES, **self.roles}
+        return replace(
+            fit, kind=self.name, hyper={**kept, **self.facts, **fit.hyper},
+            roles=fit.roles or tuple(roles[form.kind] for form in sampler.forms),
+        )  # fmt: skip
+
+
 _ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
-_ROLES_OF: Mapping[str, Mapping[str, str]] = {
-    "momentum": {"mean": "momentum"},
-    "Lion": {"mean": "momentum"},
-    "ASGD": {"mean": "average of the parameter"},
-    "Adagrad": {"square": "sum of squares"},
-    "RMSProp": {"mean": "mean gradient", "other": "momentum"},
-    "Adadelta": {"other": "second moment of the steps"},
-}
+_BETAS = {"beta1": "mean", "beta2": "square"}
+_STEPS = {"mean": "mean gradient", "other": "momentum"}
+FORMULAS = (
+    Formula("SGD"),
+    Formula("momentum", ("mean",), roles={"mean": "momentum"}, fit=_momentum),
+    Formula("Lion", ("mean",), roles={"mean": "momentum"}, fit=_lion),
+    Formula("ASGD", ("mean",), roles={"mean": "average of the parameter"}, direct=True, fit=_asgd),
+    Formula("Adagrad", ("square",), "square", roles={"square": "sum of squares"}, summed=True),
+    Formula("RMSProp", ("square",), "square", {"alpha": "square"}),
+    Formula("RMSProp", ("other", "square"), "square", {"alpha": "square"}, roles=_STEPS),
+    Formula("Adadelta", ("other", "square"), keeps={"rho": "square"}, roles={"other": "second moment of the steps"},
+            fit=_adadelta),
+    Formula("Adam", ("mean", "square"), "square", _BETAS),
+    Formula("NAdam", ("mean", "square"), "square", _BETAS, direct=True),
+    Formula("LAMB", ("mean", "square"), keeps=_BETAS, fit=_lamb),
+    Formula("unrectified", ("mean", "square"), "one", _BETAS),
+    Formula("RMSProp", ("mean", "square"), "centred", {"alpha": "square"}, {"centered": True}, _STEPS),
+    Formula("RMSProp", ("mean", "other", "square"), "centred", {"alpha": "square"}, {"centered": True}, _STEPS),
+    Formula("Adam", ("maximum", "mean", "square"), "square", _BETAS, {"amsgrad": True}),
+    Formula("NAdam", ("maximum", "mean", "square"), "square", _BETAS, {"amsgrad": True}, direct=True),
+    Formula("Adamax", ("mean", "peak"), "peak", {"beta1": "mean", "beta2": "peak"}),
+    Formula("Rprop", ("other", "other"), fit=_rprop),
+)  # fmt: skip
+"""Of formulas with the same states, the first that matches is believed."""
 
 
 def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
@@ -400,12 +414,12 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
         sampler = Sampler(update_fn, scalars, names)
         if not np.isfinite(sampler.truth).all():
             return None
-        kinds = [form.kind for form in sampler.forms]
-        fit = next(filter(None, (formula(sampler) for formula in _FORMULAS.get(tuple(sorted(kinds)), ()))), None)
+        states = tuple(sorted(form.kind for form in sampler.forms))
+        matches = (formula.match(sampler) for formula in FORMULAS if formula.states == states)
+        fit = next(filter(None, matches), None)
     if fit is None:
         return None
-    roles = {**_ROLES, **_ROLES_OF.get(fit.kind, {})}
+    up = fit.size < 0
     return replace(
-        fit, roles=fit.roles or tuple(roles[kind] for kind in kinds), size=abs(fit.size), flipped=fit.size < 0,
-        direct=-fit.direct if fit.size < 0 and fit.kind == "NAdam" else fit.direct,
-    )  # fmt: skip
+        fit, size=abs(fit.size), flipped=up, direct=-fit.direct if up and fit.kind == "NAdam" else fit.direct
+    )

@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion, record_of
+from gopt.ir.node_kinds import in_proportion, reads_value, record_of
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
 from gopt.operators.kinds import ALL_REDUCTIONS, CARRIES, EXTREMES
@@ -148,14 +148,13 @@ class GradientPaths:
         operands = [x for x in reader.reads if x != name]
         if reader.is_in(EXTREMES | {"Clip"}):
             return all(map(self.probe.is_constant, operands))
-        decays = (
-            x in producers and record_of(producers[x]).multiplies and parameter in producers[x].inputs for x in operands
-        )
-        return record_of(reader).adds and any(decays)
+        made = [producers[x] for x in operands if x in producers]
+        return record_of(reader).adds and any(record_of(n).multiplies and parameter in n.inputs for n in made)
 
     def _onward(self, name: str) -> list[Node]:
         """The nodes of the update that read a value and carry it on."""
-        readers = (n for n in self.probe.index.users.get(name, ()) if any(x in self._carries for x in n.outputs))
+        users = self.probe.index.users.get(name, ())
+        readers = (n for n in users if reads_value(n, name) and any(x in self._carries for x in n.outputs))
         return [n for n in readers if self.probe.producers.get(n.outputs[0]) is n and not self._reduces(n)]
 
     def _reduces(self, node: Node) -> bool:

@@ -14,12 +14,13 @@ import numpy as np
 from gopt import limits
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, TrainingGraph
+from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, copy_chain, walk
 from gopt.ir.node_kinds import chosen_by, control_flow, draws, record_of
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import CASTS, MOVES, RESHAPES, SPREADS, TYPED
-from gopt.operators.table import operator
+from gopt.operators.kinds import CASTS, MOVES, SPREADS, TYPED
+from gopt.operators.table import UNKNOWN
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, Array | None]
@@ -29,38 +30,22 @@ _MOST_ELEMENTS = 64
 """Elements of a constant that is read; a larger one is read where it repeats a single value."""
 
 
-def compute(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
-    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element operands have no shape."""
-    if node.domain not in ("", "ai.onnx") or any(
-        operand is None for operand, name in zip(operands, node.inputs) if name
-    ):
+@np.errstate(all="ignore")
+def compute(node: Node, operands: Sequence[Any], type: TensorType, *, flat: bool) -> Array | None:
+    """The first output of a node in float64, None where an operand or a kernel is missing; ``flat``: full-shaped
+    operands are vectors and one-element operands have no shape."""
+    record, x = record_of(node), operands[0] if operands else None
+    if record is UNKNOWN or any(value is None for value, name in zip(operands, node.inputs) if name):
         return None
-    sizes = math.prod(operand.size for operand in operands if operand is not None)
-    if not flat and (type.elements if type.static else sizes) > limits.FOLDED_ELEMENTS:
-        return None
-    with np.errstate(all="ignore"):
-        try:
-            result = _computed(node, operands, type, flat)
-        except (TypeError, ValueError, IndexError, OverflowError):
-            return None
-    return None if result is None else np.asarray(result)
-
-
-def _computed(node: Node, operands: Sequence[Array | None], type: TensorType, flat: bool) -> Any:
-    x: Any = operands[0] if operands else None
-    record = operator(node.op_type)
-    if node.op_type in CASTS:
-        return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
-    if record.kernel is not None and record.elementwise:
-        return record.kernel(node.attributes, operands)
-    if record.kernel is not None and record.pieces is not None and type.static and type.elements == 1:
-        return np.reshape(record.kernel({"keepdims": 0}, [x]), () if flat else type.dims)
-    if flat:  # a vector represents a full-shaped value in any layout
-        moves = node.op_type in MOVES or (node.op_type in SPREADS and x.size == 1)
-        return x if moves and type.static else None
-    if node.op_type in RESHAPES and type.static:
-        return np.reshape(x, type.dims)
-    return None if record.kernel is None else record.kernel(node.attributes, operands)
+    if node.is_in(CASTS) and x is not None:
+        return np.asarray(x, np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
+    if flat and not record.elementwise and x is not None:  # a vector represents a full-shaped value in any layout
+        if record.pieces is not None and record.kernel is not None and type.static and type.elements == 1:
+            return np.asarray(record.kernel({"keepdims": 0}, [x]))
+        moves = node.is_in(MOVES) or (node.is_in(SPREADS) and x.size == 1)
+        return np.asarray(x) if moves and type.static else None
+    elements = type.elements if type.static else math.prod(value.size for value in operands if value is not None)
+    return None if not flat and elements > limits.FOLDED_ELEMENTS else as_folded(node, operands)
 
 
 class Scalars:
@@ -74,21 +59,19 @@ class Scalars:
         self, probe: Probe, inputs: Mapping[str, float], reduced: float = 0.0, pinned: Mapping[str, bool] = {}
     ) -> None:  # fmt: skip
         self._probe, leaves = probe, 0
-        self.values: Values = {}
-        for index, name in enumerate(probe.inputs):
-            self.values[name] = probe.typed(
-                name, inputs.get(name, 0.2 + 0.6 * ((index + 1) * 0.6180339887498949 % 1.0))
-            )
+        self.values: Values = {
+            name: probe.typed(name, inputs.get(name, 0.2 + 0.6 * ((index + 1) * 0.6180339887498949 % 1.0)))
+            for index, name in enumerate(probe.inputs)
+        }
         for node, reduces in probe.small:
-            leaves += reduces
-            for name in node.outputs if reduces or pinned else node.outputs[:1]:
-                if name in pinned:
-                    self.values[name] = np.asarray(pinned[name])
-                elif not reduces and name == node.outputs[0]:
-                    operands = [self.get(operand) for operand in node.inputs]
-                    self.values[name] = compute(node, operands, probe.graph.type_of(name), flat=False)
-                elif reduces and probe.graph.type_of(name).elements <= limits.FOLDED_ELEMENTS:
+            leaves, output = leaves + reduces, node.outputs[0]
+            if not reduces:
+                operands = [self.get(name) for name in node.inputs]
+                self.values[output] = compute(node, operands, probe.graph.type_of(output), flat=False)
+            for name in node.outputs if reduces else ():
+                if probe.graph.type_of(name).elements <= limits.FOLDED_ELEMENTS:
                     self.values[name] = probe.typed(name, reduced * (1 + leaves % 4 / 4))
+            self.values.update((name, np.asarray(pinned[name])) for name in node.outputs if name in pinned)
 
     def get(self, name: str) -> Array | None:
         """A small value or a constant; None for any other value, and where the computation failed."""
@@ -109,8 +92,8 @@ class Probe:
         self._constants: Values = {}
         states = training.states
         wide = {gradient: parameter for parameter, gradient in training.gradients.items()}
-        full = {s.tensor for s in training.parameters} | {s.tensor for s in states if not self.single(s.tensor)}
-        wide |= {state.tensor: state.of or state.tensor for state in states if state.tensor in full}
+        shaped = {s.tensor for s in training.parameters} | {s.tensor for s in states if not self.single(s.tensor)}
+        wide |= {state.tensor: state.of or state.tensor for state in states if state.tensor in shaped}
         self.owners = Ownership(graph, wide)
         self.hyper = set(training.hyper)
         self.updated = {state.tensor: state.updated for state in states}
@@ -120,26 +103,20 @@ class Probe:
         """Nodes with small values, in order, and whether they reduce full-shaped ones."""
         self.producers: dict[str, Node] = {}
         self._behind = {name: frozenset([name]) for name in self.inputs}
-        computable = {*self.inputs, ""}
+        full, computable = self.owners.full, {*self.inputs, ""}
         for node in graph.nodes:
-            by_type = node.is_in(TYPED)  # the second operand is read for its type alone
-            if node.phase is Phase.UPDATE:
-                wide_result = (
-                    not by_type and self.owners.note(node) and any(x in self.owners.full for x in node.outputs)
-                )
-                small = not wide_result and not control_flow(node) and not self.is_constant(node.outputs[0])
-            else:
-                reads = node.reads
-                small = (
-                    bool(reads)
-                    and all(x in computable or self.is_constant(x) for x in reads)
-                    and not control_flow(node)
-                )
-                computable.update(node.outputs if small else ())
-            if small or node.phase is Phase.UPDATE:
+            update, by_type = node.phase is Phase.UPDATE, node.is_in(TYPED)  # operand 1 is read for its type alone
+            owned = update and not by_type and bool(self.owners.note(node))
+            wide_result = owned and any(name in full for name in node.outputs)
+            computed = all(name in computable or self.is_constant(name) for name in node.reads) and bool(node.reads)
+            small = (update or computed) and not (
+                wide_result or control_flow(node) or self.is_constant(node.outputs[0])
+            )
+            if small or update:
                 self.producers.update(dict.fromkeys(node.outputs, node))
             if small:
-                self.small.append((node, not by_type and any(name in self.owners.full for name in node.reads)))
+                computable.update(node.outputs)
+                self.small.append((node, not by_type and any(name in full for name in node.reads)))
                 sets = {self._behind[name] for name in node.reads if name in self._behind}
                 if sets:
                     union = sets.pop() if len(sets) == 1 else frozenset().union(*sets)
@@ -234,19 +211,14 @@ class UpdateFunction:
         """``small``: values taken from the scalars, whatever their makers."""
         self.probe, self._given, self.wanted = probe, set(inputs), tuple(wanted)
 
-        def following(name: str) -> Sequence[str]:
+        def reads(name: str) -> Sequence[str]:
             node = probe.producers.get(name)
             # What is reduced from several: another parameter's values are behind it.
             reduced = probe.owners.reduced.get(name) == "" and name not in self.wanted
-            if node is None or name in self._given or name in small or reduced:
-                return ()
-            collected[id(node)] = node
-            return node.reads
+            return () if node is None or name in self._given or name in small or reduced else node.reads
 
-        collected: dict[int, Node] = {}
-        for _ in walk(self.wanted, following):
-            pass
-        self.nodes = sorted(collected.values(), key=lambda node: probe.index.position[id(node)])
+        nodes = {id(node): node for name in walk(self.wanted, reads) if reads(name) and (node := probe.producers[name])}
+        self.nodes = sorted(nodes.values(), key=lambda node: probe.index.position[id(node)])
 
     @property
     def reduces(self) -> bool:

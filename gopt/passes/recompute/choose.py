@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
+from gopt.ir.min_cut import SINK, SOURCE, Network
 from gopt.passes.recompute.forward import ForwardValues
-from gopt.passes.recompute.min_cut import SINK, SOURCE, Network
 
 PRICES = (*(4.0**-exponent for exponent in range(-1, 9)), 0.0)
 """Prices of an operation in bytes, in decreasing order: a low price means many copies."""

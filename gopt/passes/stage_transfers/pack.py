@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gopt.analysis.training import Phase
-from gopt.ir.graph import SPMD, Node
+from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.stage_transfers.place import NAME
 from gopt.records.placements import Sharding
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER, transfers
+from gopt.spmd.stage_plan import transfers
 
 
 def pack(program: SpmdProgram) -> int:

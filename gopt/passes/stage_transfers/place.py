@@ -9,14 +9,14 @@ from functools import cached_property
 
 from gopt.analysis.training import Phase
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import SPMD, Node
+from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.ir.node_kinds import draws
 from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.stage_plan import TRANSFER, StagePlan
+from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
 
 NAME = "stage-transfers"

@@ -21,6 +21,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.types import TensorType, dtype_code, known, numpy_dtype
 from gopt.runtime import session
+from gopt.runtime.device import WithoutHost
 from gopt.runtime.engines.cuda import INSTALL, Cuda, DeviceBlock, Dtype, Event, Memory
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.partition import Segment
@@ -89,7 +90,7 @@ class GpuSegment:
         return dict(zip(self.outputs, results, strict=True))
 
 
-class Gpu:
+class Gpu(WithoutHost):
     """One GPU: a Device. Values and views are Blocks.
 
     Operators on float16 and bfloat16 run as in the CUDA provider, with each result rounded; nothing is emulated.

@@ -73,7 +73,8 @@ def plan_memory(
                 else:
                     allocate([name])
         elif (
-            buffers.gathered_views.keys().isdisjoint(step.outputs)
+            isinstance(step, CallStep)
+            and buffers.gathered_views.keys().isdisjoint(step.outputs)
             and _has_output_buffer(step, types)
             and not any(name in outliving for name in step.outputs)
         ):

@@ -176,7 +176,7 @@ def _combined_parts(call: GroupCall, sent: torch.Tensor, counts: Sequence[int], 
         rows = elements.to(_WIDE.get(dtype, elements.dtype)).view(len(counts), counts[call.index])
         total = functools.reduce(combine, rows)
         if call.attributes["reduce"] == "mean":
-            total = total / len(counts)
+            total = total.div_(len(counts)) if total.is_floating_point() else total / len(counts)
         if dtype is torch.uint64:
             total = (total if combine is torch.add else _ordered(total)).view(dtype)
         return [total.to(dtype).view(shape)]

@@ -6,29 +6,31 @@ follows the values of a step, nodes are computed in turn instead."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import torch._inductor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Graph
+from gopt.ir.host_copies import TO_HOST
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
-from gopt.runtime.partition import OverwritingSegment, Segment
+from gopt.runtime.partition import CopyStep, OverwritingSegment, Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.planner.memory_planner import BufferViews
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
+from gopt.runtime.pytorch.hoisting import compiled
+from gopt.runtime.pytorch.host_link import HostLink, PinnedLink
 from gopt.runtime.pytorch.interpreter import NOT_DETERMINISTIC, Body, Interpreter, Scope, UntraceableError, check_known
+from gopt.runtime.pytorch.overwriting import Overwrites, plan_overwrites
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
@@ -58,16 +60,19 @@ class TorchSegment:
 
     def __init__(
         self, segment: Segment, graph: Graph, device: torch.device, execution: Execution,
-        aliases: Mapping[str, str] = NOTHING,
+        aliases: Mapping[str, str] = NOTHING, link: HostLink | None = None,
     ) -> None:  # fmt: skip
         check_known(segment.nodes)
-        self.overwrites, self._aliases = frozenset(aliases.values()), aliases
-        self._surviving = graph.outputs.keys() & segment.outputs
-        """Results that outlive the step."""
+        self.overwrites = frozenset(aliases.values())
+        self._link, self._on_host = link, segment.on_host
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
         self.outputs = segment.outputs
         self.title = segment.title
+        index_of = {name: index for index, name in enumerate(self.inputs)}
+        self._targets = {index: index_of[aliases[name]] for index, name in enumerate(self.outputs) if name in aliases}
+        """A result -> the overwritten operand."""
+        self._surviving = {index for index, name in enumerate(self.outputs) if name in graph.outputs}
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
@@ -77,6 +82,10 @@ class TorchSegment:
     def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Raises RunError where PyTorch fails."""
         operands = [values[name] for name in self.inputs]
+        if self._link is not None and self._on_host:
+            self._link.settle()
+        elif self._link is not None:
+            operands = [*map(self._link.arrive, operands)]
         key = tuple((operand.shape, operand.stride(), operand.dtype) for operand in operands)
         try:
             with torch.no_grad():
@@ -94,17 +103,17 @@ class TorchSegment:
 
     def _program(self, operands: Tensors) -> Program:
         interpreter = Interpreter(self._opset, self._device, traced=self._execution is not Execution.NODES)
-        stores: list[_Stores] = []
+        plans: list[Overwrites] = []
         try:
-            compute = self._compiled(self._computed(interpreter, stores), operands)
+            compute = self._compiled(self._computed(interpreter, plans), operands)
         except _UNTRACEABLE:
-            compute = self._computed(Interpreter(self._opset, self._device, traced=False), stores)
+            compute = self._computed(Interpreter(self._opset, self._device, traced=False), plans)
 
         def run(*operands: torch.Tensor) -> list[torch.Tensor]:
             results = [*compute(*operands)]
-            for index in stores[-1].copied:
+            for index in plans[-1].cloned:
                 results[index] = results[index].clone()
-            for index, operand in stores[-1].late:
+            for index, operand in plans[-1].after_program:
                 results[index] = operands[operand].copy_(results[index])
             return results
 
@@ -117,60 +126,40 @@ class TorchSegment:
         module.graph.eliminate_dead_code()
         module.recompile()
         if self._execution is Execution.COMPILED:
-            return torch._inductor.compile(module, [*operands])  # without Dynamo, and guards in every step
+            return compiled(module, operands)
         return module
 
-    def _computed(self, interpreter: Interpreter, stores: list[_Stores]) -> Program:
-        """The nodes, and the stores in operands; ``stores`` gets those that remain for later."""
+    def _computed(self, interpreter: Interpreter, plans: list[Overwrites]) -> Program:
+        """The nodes, and the stores within the program; ``plans`` gets all stores, in each run and in a trace."""
 
         def compute(*operands: torch.Tensor) -> list[torch.Tensor]:
             scope = Scope(dict(zip(self.inputs, operands, strict=True)), {})
             results = interpreter.run(self._body, scope)
-            stores[:] = [now := self._stores(results, operands, scope.fixed)]
-            for index, operand in now.traced:
+            plan = plan_overwrites(
+                results, operands, targets=self._targets, surviving=self._surviving,
+                fixed={index for index, name in enumerate(self.outputs) if name in scope.fixed},
+            )  # fmt: skip
+            plans[:] = [plan]
+            for index, operand in plan.in_program:
                 results[index] = operands[operand].copy_(results[index])
             return results
 
         return compute
 
-    def _stores(self, results: Tensors, operands: Tensors, fixed: Collection[str]) -> _Stores:
-        of_operands, of_results = [[*map(_memory, tensors)] for tensors in (operands, results)]
-        lent, shown, index_of = (
-            set(of_operands),
-            set(of_results),
-            {name: index for index, name in enumerate(self.inputs)},
-        )
-        borrowed = [name in fixed or memory in lent for name, memory in zip(self.outputs, of_results, strict=True)]
-        stores, previous, written = _Stores(), set[int](), set[int]()
-        for index, name in enumerate(self.outputs):
-            if name in self._aliases:
-                operand = index_of[self._aliases[name]]
-                written.add(of_operands[operand])
-                late = borrowed[index] or of_operands[operand] in shown
-                (stores.late if late else stores.traced).append((index, operand))
-        for index, name in enumerate(self.outputs):
-            memory = of_results[index]
-            if memory in written or (name in self._surviving and (borrowed[index] or memory in previous)):
-                stores.copied.append(index)
-            previous.add(memory)
-        traced = {index for index, _ in stores.traced}
-        stores.copied = [index for index in stores.copied if index not in traced]
-        return stores
 
+class TorchCopies:
+    """Copies between the memory of a device and of the host, started in turn."""
 
-@dataclass(slots=True)
-class _Stores:
-    """Indices of results and of overwritten operands. ``traced``: results in new memory; ``late``: stored behind the
-    nodes, since a result lies in an operand; ``copied``: results in borrowed memory, copied before."""
+    overwrites: frozenset[str] = frozenset()
 
-    traced: list[tuple[int, int]] = field(default_factory=list)
-    late: list[tuple[int, int]] = field(default_factory=list)
-    copied: list[int] = field(default_factory=list)
+    def __init__(self, step: CopyStep, link: HostLink) -> None:
+        self.inputs, self.outputs = step.inputs, step.outputs
+        down = step.op_type == TO_HOST
+        self.title = f"copies of {len(step.inputs)} to the {'host' if down else 'device'}"
+        self._move = link.to_host if down else link.to_device
 
-
-def _memory(tensor: torch.Tensor) -> int:
-    """A number for the memory of a tensor, or of a stand-in in a trace."""
-    return tensor.untyped_storage()._cdata
+    def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {new: self._move(values[old]) for old, new in zip(self.inputs, self.outputs)}
 
 
 class TorchTuning(NoTuning):
@@ -198,12 +187,13 @@ class TorchSessions(SessionCache):
 
 
 class TorchDevice:
-    """A device of PyTorch: values and views are tensors."""
+    """A device of PyTorch: values and views are tensors. ``link``: to the memory of the host, if that is another."""
 
     emulates_half = False
 
-    def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE) -> None:
-        self.torch_device, self._execution = torch.device(name), execution
+    def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE, link: HostLink | None = None) -> None:
+        self.torch_device, self._execution, self._link = torch.device(name), execution, link
+        self.has_host = link is not None
         self.tuning: Tuning = TorchTuning(self)
 
     def sessions(self) -> SessionCache:
@@ -218,10 +208,16 @@ class TorchDevice:
         tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
         return tensor.to(self.torch_device, copy=True)
 
+    def hold_on_host(self, shown: Any) -> torch.Tensor:
+        tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
+        return self.hold(tensor) if self._link is None else self._link.pin(tensor)
+
     def view(self, value: torch.Tensor) -> Any:
-        return value
+        return value if self._link is None else self._link.arrive(value)
 
     def to_host(self, shown: Any) -> Array:
+        if self._link is not None:
+            self._link.settle()
         return array_over(shown.cpu()) if isinstance(shown, torch.Tensor) else shown
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
@@ -238,7 +234,14 @@ class TorchDevice:
 
     def segment(self, segment: Segment, graph: Graph, aliases: Mapping[str, str] = NOTHING) -> TorchSegment:
         """A segment, with results over the operands that ``aliases`` gives them."""
-        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases)
+        if segment.on_host:
+            return TorchSegment(segment, graph, torch.device("cpu"), Execution.TRACE, aliases, self._link)
+        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases, self._link)
+
+    def compile_copy(self, step: CopyStep) -> TorchCopies:
+        """Copies over the link."""
+        assert self._link is not None
+        return TorchCopies(step, self._link)
 
 
 class TorchHost(TorchDevice):
@@ -266,4 +269,4 @@ def device_of_rank(compiled: bool | None = None, name: str | None = None) -> Tor
         index = local_rank() % torch.cuda.device_count() if device.index is None else device.index
         torch.cuda.set_device(device := torch.device("cuda", index))
     execution = Execution.COMPILED if (device.type == "cuda" if compiled is None else compiled) else Execution.TRACE
-    return TorchDevice(str(device), execution)
+    return TorchDevice(str(device), execution, PinnedLink(device) if device.type == "cuda" else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -176,6 +177,13 @@ def start_processes(device: torch.device, deadline: float) -> None:
         dist.init_process_group(backend, timeout=timedelta(seconds=deadline + _SLACK), **_meeting())
     except (RuntimeError, ValueError) as error:
         raise RunError(f"torch.distributed cannot start: {first_line(error)}") from error
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """End the threads of the group: a thread behind the end of the interpreter would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _meeting() -> dict[str, Any]:

@@ -15,13 +15,13 @@ from gopt.errors import RunError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.records.mesh import PIPELINE
 from gopt.runtime.device import Device
 from gopt.runtime.engines.base import CollectiveRunner, Engine, raise_on_one_rank
 from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
 from gopt.runtime.executor import Executor, HeldInput
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.step_runs import step_runs
 from gopt.runtime.training.activation_store import ActivationStore
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.folder_files import check_own, check_shared
@@ -29,8 +29,6 @@ from gopt.runtime.training.initial_states import initial_states
 from gopt.runtime.training.job import read_manifest
 from gopt.runtime.training.start_values import Replicas, check_equal, take_from_first
 from gopt.runtime.training.startup import startup_values
-from gopt.schedules.schedule_file import member_runs, read_schedule
-from gopt.schedules.simulation import simulate
 
 
 class LoadedRank:
@@ -43,7 +41,7 @@ class LoadedRank:
         check_own(folder, self.manifest, engine.rank)
         self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
         self.micro_steps = max(times for _, times in self.phases)
-        self.actions = self._actions()
+        self.actions = step_runs(folder, self.manifest, self.mesh, engine.rank)
         """The runs of a step in order: a phase, and the number of its micro-step."""
         self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.graphs = {phase: self._load(phase) for phase, _ in self.phases}
@@ -63,20 +61,6 @@ class LoadedRank:
         data = self.mesh.data_group
         self.part = self.mesh.index(data, engine.rank) if data is not None else 0
         self.parts = self.mesh.data_ranks
-
-    def _actions(self) -> list[tuple[str, int]]:
-        """The runs of a step; raises InputError for a schedule of another pipeline."""
-        pipeline = self.manifest.pipeline
-        if pipeline is None or pipeline.schedule is None:
-            return [(phase, turn) for phase, times in self.phases for turn in range(times)]
-        path, home = self.folder / Path(pipeline.schedule).name, self.mesh.coordinates(self.engine.rank)[PIPELINE]
-        schedule = read_schedule(path)
-        runs = member_runs(
-            schedule, home, (self.mesh.size(PIPELINE), pipeline.stages, self.micro_steps), dict(self.phases), path
-        )
-        if self.engine.rank == 0:  # one rank finds faults for all
-            simulate(schedule)
-        return runs
 
     def _load(self, phase: str) -> Graph:
         path = self.folder / Path(self.record.files[phase]).name
@@ -123,7 +107,8 @@ class LoadedRank:
             return self.mesh.index(group, self.engine.rank)
 
         following, graphs = self.manifest.next_inputs(self.record), self.graphs.items()
-        return {phase: plan_execution(graph, following, self.device, member) for phase, graph in graphs}
+        host = self.manifest.host
+        return {phase: plan_execution(graph, following, self.device, member, host) for phase, graph in graphs}
 
     def _compile(self, plans: Mapping[str, ExecutionPlan], shared: Sequence[SharedMemory]) -> None:
         cache = self.device.sessions()
@@ -133,12 +118,21 @@ class LoadedRank:
 
     def hold(self) -> None:
         """Move the states to the device, behind ``prepare``."""
-        self.held = {name: self.device.hold(array) for name, array in self.held.items()}
+        self.put(self.held)
+
+    def put(self, arrays: Mapping[str, Any]) -> None:
+        """Take values of states, each into the memory in which the steps keep the state."""
+        hosted = set(self.manifest.host.states) if self.device.has_host else set()
+        for name, array in arrays.items():
+            self.held[name] = self.device.hold_on_host(array) if name in hosted else self.device.hold(array)
 
     def run_phase(self, phase: str, turn: int, feeds: Mapping[str, Any], calls: CollectiveRunner) -> dict[str, Any]:
         """Run a phase of a micro-step on the states and these inputs; returns the other outputs, as views."""
         saved = self._saved.take(turn, self.graphs[phase].inputs)
-        restored = {name: HeldInput(self.device.to_device(value)) for name, value in saved.items()}
+        moved = set(self.manifest.host.activations) if self.device.has_host else set()
+        restored = {
+            name: HeldInput(value if name in moved else self.device.to_device(value)) for name, value in saved.items()
+        }
         results = self.programs[phase].advance(
             self.held, dict[str, Any](feeds) | restored if restored else feeds, calls
         )

@@ -86,11 +86,21 @@ class Trainer:
 
     @property
     def note(self) -> str:
-        """A note on the samples, or ''."""
+        """A note on the samples, and on what is not moved to the host, or ''."""
         counts = self.data.held if isinstance(self.data, ArraySource) else None
         rest = 0 if self._evaluator is None else self._evaluator.left_out
         evaluated = f"the evaluation leaves out the last {rest} samples, which make no whole batch" if rest else ""
-        return "; ".join(filter(None, (self.job.order(self.rank.micro_steps).note(counts, self.rank.parts), evaluated)))
+        sampled = self.job.order(self.rank.micro_steps).note(counts, self.rank.parts)
+        return "; ".join(filter(None, (sampled, evaluated, self._unmoved)))
+
+    @property
+    def _unmoved(self) -> str:
+        """A note on values that the folder places on the host, where the device has no memory of its own; else ''."""
+        host = self.manifest.host
+        if self.device.has_host or not (host.states or host.activations):
+            return ""
+        count = f"{len(host.states)} states and {len(host.activations)} values between forward and backward"
+        return f"--offload places {count} on the host, which this engine does not: on CPUs all are, on GPUs take torch"
 
     def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
         evaluator = Evaluator.of(plan, self.rank, self._samples)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Iterator
 
 from gopt.errors import UnsupportedError
 from gopt.ir.node_kinds import draws
 from gopt.records.mesh import PIPELINE
 from gopt.text.sanitize import show
 from gopt.verification.proof.expected import MICRO
-from gopt.verification.proof.relation import ProofRelation
+from gopt.verification.proof.relation import ProofRelation, RankRelation
 
 
 def axes_of_draws(relation: ProofRelation) -> frozenset[str]:
@@ -30,21 +30,21 @@ def axes_of_draws(relation: ProofRelation) -> frozenset[str]:
 def _drawing_members(relation: ProofRelation) -> dict[str, set[int]]:
     """Drawn value -> the stages' members that draw the value."""
     members: dict[str, set[int]] = {}
-    seen: set[Hashable] = set()
-    for rank in relation.ranks:
-        if rank.likeness in seen:
-            continue
-        seen.add(rank.likeness)
+    for rank in {rank.likeness: rank for rank in reversed(relation.ranks)}.values():
+        member = relation.mesh.coordinates(rank.rank).get(PIPELINE, 0)
         phases: dict[str, str] = {}
-        for phase, graph in rank.graphs.items():
-            for node in graph.nodes:
-                if not draws(node):
-                    continue
-                for name in node.outputs:
-                    if phases.setdefault(name, phase) != phase:
-                        raise UnsupportedError(
-                            f"rank {rank.rank} draws {show(name)} in {phases[name]} and again in {phase}",
-                            "let one file draw the value, and hand it to the other",
-                        )
-                    members.setdefault(name, set()).add(relation.mesh.coordinates(rank.rank).get(PIPELINE, 0))
+        for phase, name in _drawn(rank):
+            if phases.setdefault(name, phase) != phase:
+                raise UnsupportedError(
+                    f"rank {rank.rank} draws {show(name)} in {phases[name]} and again in {phase}",
+                    "let one file draw the value, and hand it to the other",
+                )
+            members.setdefault(name, set()).add(member)
     return members
+
+
+def _drawn(rank: RankRelation) -> Iterator[tuple[str, str]]:
+    """The values drawn by a rank, each with the phase of the file."""
+    for phase, graph in rank.graphs.items():
+        for node in graph.nodes:
+            yield from ((phase, name) for name in (node.outputs if draws(node) else ()))

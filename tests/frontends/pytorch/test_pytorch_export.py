@@ -146,8 +146,8 @@ def test_a_branch_on_values_is_refused(tmp_path):
 def test_the_check_sees_a_planted_difference(tmp_path, monkeypatch):
     run = check.Executor.run
 
-    def planted(self, feeds, call):
-        results = run(self, feeds, call)
+    def planted(self, feeds, *call):
+        results = run(self, feeds, *call)
         return {name: value * 1.01 if name == "0.weight_out" else value for name, value in results.items()}
 
     monkeypatch.setattr(check.Executor, "run", planted)
@@ -160,8 +160,8 @@ def moved_further(name, share, types):
     """A run after which a state of one of these types has changed by a share more."""
     run = check.Executor.run
 
-    def planted(self, feeds, call):
-        results = run(self, feeds, call)
+    def planted(self, feeds, *call):
+        results = run(self, feeds, *call)
         new = results.get(f"{name}_out")
         if new is not None and new.dtype.str[1:] in types:
             before = feeds[name] if name in feeds else self.graph.initializers[name].numpy()

@@ -114,8 +114,8 @@ def test_the_check_sees_a_wrong_output(added, tmp_path, monkeypatch):
 
     run = check.Executor.run
 
-    def planted(self, feeds, call):
-        found = run(self, feeds, call)
+    def planted(self, feeds, *call):
+        found = run(self, feeds, *call)
         found["output_1"].flat[0] += added
         return found
 

@@ -1,0 +1,50 @@
+"""How results of a segment overwrite operands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrites:
+    """Indices among the results, and among the operands, of a segment.
+
+    ``in_program``: pairs of a result in memory of its own and the operand in which the program stores it.
+    ``after_program``: pairs stored once the program has ended, since a result lies in the operand's memory.
+    ``cloned``: results in memory changed by a store or a later step, cloned before ``after_program``."""
+
+    in_program: Sequence[tuple[int, int]] = ()
+    after_program: Sequence[tuple[int, int]] = ()
+    cloned: Sequence[int] = ()
+
+
+def plan_overwrites(
+    results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor], *, targets: Mapping[int, int],
+    surviving: Collection[int], fixed: Collection[int],
+) -> Overwrites:  # fmt: skip
+    """The stores of a segment. ``targets``: result -> the operand to overwrite. ``surviving``: results that outlive the
+    step. ``fixed``: results known before the first step, in memory of constants."""
+    of_operands, of_results = [*map(_memory, operands)], [*map(_memory, results)]
+    lent, shown = set(of_operands), set(of_results)
+    borrowed = {index for index, memory in enumerate(of_results) if index in fixed or memory in lent}
+    in_program: list[tuple[int, int]] = []
+    after_program: list[tuple[int, int]] = []
+    for index, operand in targets.items():
+        is_shown = index in borrowed or of_operands[operand] in shown
+        (after_program if is_shown else in_program).append((index, operand))
+    overwritten = {of_operands[operand] for operand in targets.values()}
+    stored, cloned, earlier = {index for index, _ in in_program}, [], set[int]()
+    for index, memory in enumerate(of_results):
+        outlives = index in surviving and (index in borrowed or memory in earlier)
+        if (memory in overwritten or outlives) and index not in stored:
+            cloned.append(index)
+        earlier.add(memory)
+    return Overwrites(in_program, after_program, cloned)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """A number for the memory of a tensor, or of a stand-in in a trace."""
+    return int(tensor.untyped_storage()._cdata)
