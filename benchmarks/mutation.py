@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ("tests/operators/test_operators.py", "tests/operators/test_kinds.py", "tests/spmd/test_rule_tables.py",
            "tests/analysis/test_linearity.py", "tests/ir/test_constant_folding.py")  # fmt: skip
 DIMS = ("tests/spmd/test_links.py", "tests/spmd/test_halo.py")
-VERIFIED = ("tests/spmd/test_verifier.py",)
+VERIFIED = ("tests/spmd/test_verifier.py", "tests/spmd/test_placed_nodes.py")
 RULES = {
     "rules": ("tests/spmd/test_rules.py", "tests/spmd/test_rule_tables.py", *VERIFIED),
     "conversions": ("tests/spmd/test_conversions.py", *VERIFIED),

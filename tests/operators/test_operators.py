@@ -243,6 +243,14 @@ def test_total_operators_have_a_result_for_all_numbers(name):
             probe.result({at: generator.choice(nasty, probe.inputs[at].shape) for at in probe.floats})
 
 
+def test_places_are_those_of_operands_that_the_standard_has():
+    for name, record in OPERATORS.items():
+        versions = [each for each in onnx.defs.get_all_schemas_with_history() if each.name == name and not each.domain]
+        count = max(each.max_input for each in versions)
+        places = {*record.constants, *record.by_type, *record.choosers, *record.aside, *record.running}
+        assert all(place < count for place in places), (name, places)
+
+
 def test_operators_of_floats_that_set_nothing_up_are_total():
     def floats(name: str) -> bool:
         values = [value for probe in probes(name) for value in probe.inputs if value is not None]
@@ -338,6 +346,13 @@ def test_operands_by_type_are_not_looked_at(name):
     for probe in probes(name):
         rest = {at: probe.inputs[at] * 0 + 7 for at in OPERATORS[name].by_type}
         np.testing.assert_array_equal(probe.result(rest), probe.result())
+
+
+def test_typed_results_have_the_type_of_the_operand_that_is_read_for_it():
+    for name in kinds.TYPED:
+        for probe in probes(name):
+            like = [probe.inputs[place].dtype for place in OPERATORS[name].by_type]
+            assert [probe.result().dtype] == like, name
 
 
 @pytest.mark.parametrize("name", sorted(names(lambda each: each.running or each.switch is not None)))
