@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/comparison.md": 3,
     "docs/disk.md": 1,
     "docs/export.md": 2,
+    "docs/plan.md": 1,
     "docs/reproducers.md": 1,
     "docs/robustness.md": 1,
     "docs/running.md": 4,
