@@ -295,7 +295,6 @@ class _Uses:
         self.producers: dict[str, int] = {}
         self.uses: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
-        self._outputs = step.outputs
         for position, node in enumerate(nodes):
             self.producers.update((name, position) for name in node.outputs if name in names)
             roots = dict.fromkeys(self.roots.get(name, name) for name in node.reads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -12,6 +13,8 @@ from helpers import FIXTURES, source
 
 import gopt
 from gopt.offline.explain import Story, explain
+from gopt.offline.explain.folder_story import choice_text
+from gopt.offline.folder_contents import folder_records
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,9 @@ def test_a_folder_says_what_auto_chose_and_what_each_pass_did(tmp_path, capsys):
     chosen = told(story, "chosen")
     assert chosen.startswith(f"of {choice['weighed']} choices on h100: stage {choice['stage']}")
     assert choice["schedule"] in chosen and chosen.endswith(choice["why"])
+    entry = folder_records(tmp_path / "out")[1].choice
+    for name, value in {"recompute": "full", "offload": "states"}.items():
+        assert f"{name} {value}" in choice_text(replace(entry, **{name: value}))
     assert "compute" in told(story, "step") and " 0 " not in told(story, "step")
     for record in report["pipeline"]:
         removed = sum(group["count"] for group in report["removed_ops"] if group["pass"] == record["name"])

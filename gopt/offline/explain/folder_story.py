@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.report_groups import OpGroup
@@ -70,9 +71,7 @@ def _by_pass(groups: Iterable[OpGroup]) -> Counter[str]:
 
 def choice_text(choice: ChoiceEntry) -> str:
     """The options chosen by ``--auto``, and the reason."""
-    chosen = ShardSettings(
-        choice.stage, choice.partition, choice.bucket_mb, choice.accumulate, choice.schedule, choice.recompute
-    )
+    chosen = ShardSettings(**{field.name: getattr(choice, field.name) for field in fields(ShardSettings)})
     return f"{chosen}: {choice.why}"
 
 
