@@ -2,14 +2,13 @@
 
 All values of a call travel as a single tensor. Halves are summed in float32 and rounded once; a mean is a divided sum;
 a NaN is a maximum and a minimum. NCCL's calls have equal parts, so shorter shards are padded. Gloo scatters and gathers
-slowly (a ReduceScatter as an AllReduce): on the host parts travel unpadded, and each member combines a part."""
+slowly (a ReduceScatter as an AllReduce): on the host parts travel as messages, unpadded, from where they lie, and each
+member combines a part."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -18,9 +17,10 @@ import torch.distributed as dist
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.ir.types import numpy_dtype
+from gopt.runtime.pytorch.group_call import GroupCall, Tensors
+from gopt.runtime.pytorch.host_exchange import cut_pieces, exchange, receiving
 from gopt.runtime.pytorch.tensors import torch_dtype
 
-Tensors: TypeAlias = Sequence[torch.Tensor]
 Finish: TypeAlias = Callable[[], list[torch.Tensor]]
 Shape: TypeAlias = tuple[int, ...]
 
@@ -35,26 +35,6 @@ _OPERATIONS = {
 }  # fmt: skip
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCall:
-    """A rank's side of a call. ``members``: the ranks of the group, in group order; ``device``: of tensors
-    that it makes."""
-
-    attributes: Any
-    inputs: Tensors
-    group: Any
-    members: tuple[int, ...]
-    rank: int
-    device: torch.device
-    sent: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
-    """Sends on their way, with the memory that they read."""
-
-    @property
-    def index(self) -> int:
-        """The place of this rank in the group."""
-        return self.members.index(self.rank)
 
 
 def flat(tensors: Tensors) -> torch.Tensor:
@@ -91,9 +71,7 @@ def _reduction(
     """Start a reduction of flat elements: ``start`` gets the elements and the operation, and gives the work and the
     memory of the result. Returns a function to wait for the result, of the elements' type."""
     how, dtype = call.attributes["reduce"], elements.dtype
-    wide = elements.to(_WIDE.get(dtype, dtype))
-    if dtype is torch.uint64:
-        wide = _ordered(elements.view(torch.int64)) if how in ("max", "min") else elements.view(torch.int64)
+    wide = _widened(elements, how)
     marks = None
     if how in ("max", "min") and wide.is_floating_point():
         marks = start(wide.isnan().to(torch.float32), dist.ReduceOp.MAX)
@@ -107,11 +85,23 @@ def _reduction(
         if marks is not None:
             marks[0].wait()
             value = value.masked_fill(marks[1] > 0, math.nan)
-        if dtype is torch.uint64:
-            return (_ordered(value) if how in ("max", "min") else value).view(dtype)
-        return value.to(dtype)
+        return _narrowed(value, how, dtype)
 
     return finish
+
+
+def _widened(elements: torch.Tensor, how: str) -> torch.Tensor:
+    """Elements in the type in which they are combined."""
+    if elements.dtype is torch.uint64:
+        return _ordered(elements.view(torch.int64)) if how in ("max", "min") else elements.view(torch.int64)
+    return elements.to(_WIDE.get(elements.dtype, elements.dtype))
+
+
+def _narrowed(value: torch.Tensor, how: str, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of ``_widened``."""
+    if dtype is torch.uint64:
+        return (_ordered(value) if how in ("max", "min") else value).view(dtype)
+    return value.to(dtype)
 
 
 def _ordered(bits: torch.Tensor) -> torch.Tensor:
@@ -144,16 +134,17 @@ def _reduce(call: GroupCall) -> Finish:
 
 def _reduce_scatter_of(call: GroupCall) -> Finish:
     shape: Shape
+    pieces: Tensors
     if "cuts" in call.attributes:
-        counts = lengths(call.attributes["cuts"])
-        sent, shape = flat(call.inputs), (counts[call.index],)
+        counts, pieces = lengths(call.attributes["cuts"]), call.inputs
+        shape = (counts[call.index],)
     else:
         pieces = call.inputs[0].split([*call.attributes["sizes"]], call.attributes["axis"])
         counts = [piece.numel() for piece in pieces]
-        sent, shape = flat(pieces), (*pieces[call.index].shape,)
+        shape = (*pieces[call.index].shape,)
     if call.device.type == "cpu":
-        return _combined_parts(call, sent, counts, shape)
-    rows = padded(sent.split(counts))
+        return _combined_parts(call, cut_pieces(pieces, counts), shape)
+    rows = padded(flat(pieces).split(counts))
 
     def start(elements: torch.Tensor, operation: Any) -> tuple[Any, torch.Tensor]:
         result = elements.new_empty(rows.shape[1])
@@ -163,23 +154,28 @@ def _reduce_scatter_of(call: GroupCall) -> Finish:
     return lambda: [finish()[: math.prod(shape)].view(shape)]
 
 
-def _combined_parts(call: GroupCall, sent: torch.Tensor, counts: Sequence[int], shape: Shape) -> Finish:
+def _combined_parts(call: GroupCall, parts: Sequence[Tensors], shape: Shape) -> Finish:
     """As ``_reduce_scatter_of``: this member gets a part of all members, and combines from first to last."""
-    combine = {"max": torch.maximum, "min": torch.minimum}.get(call.attributes["reduce"], torch.add)
-    finish = _exchanged(call, sent, counts, [counts[call.index]] * len(counts))
+    how, mine, place = call.attributes["reduce"], parts[call.index], call.index
+    combine: Callable[..., torch.Tensor] = {"max": torch.maximum, "min": torch.minimum}.get(how, torch.add)
+    if len(parts) == 1:
+        return lambda: [flat(call.inputs).view(shape)]
+    arriving = call.inputs[0].new_empty((len(parts), math.prod(shape))).unbind()
+    finish = exchange(call, parts, [receiving(row, mine) for row in arriving])
 
     def results() -> list[torch.Tensor]:
-        elements = finish()
-        dtype = elements.dtype
-        if dtype is torch.uint64:
-            elements = elements.view(torch.int64) if combine is torch.add else _ordered(elements.view(torch.int64))
-        rows = elements.to(_WIDE.get(dtype, elements.dtype)).view(len(counts), counts[call.index])
-        total = functools.reduce(combine, rows)
-        if call.attributes["reduce"] == "mean":
-            total = total.div_(len(counts)) if total.is_floating_point() else total / len(counts)
-        if dtype is torch.uint64:
-            total = (total if combine is torch.add else _ordered(total)).view(dtype)
-        return [total.to(dtype).view(shape)]
+        finish()
+        rows = [row if index == place else _widened(row, how) for index, row in enumerate(arriving)]
+        total, start = rows[1 if place == 0 else 0], 0
+        for piece in mine:
+            span = slice(start, start + len(piece))
+            first, *others = (_widened(piece, how) if index == place else row[span] for index, row in enumerate(rows))
+            for other in others:
+                first = combine(first, other, out=total[span])
+            start = span.stop
+        if how == "mean":
+            total = total.div_(len(parts)) if total.is_floating_point() else total / len(parts)
+        return [_narrowed(total, how, call.inputs[0].dtype).view(shape)]
 
     return results
 
@@ -207,7 +203,7 @@ def _all_gather_of(call: GroupCall) -> Finish:
     def joined(parts: list[torch.Tensor]) -> list[torch.Tensor]:
         return parts if "cuts" in attributes else [torch.cat(parts, attributes["axis"])]
 
-    mine = shard.reshape(-1)
+    mine = shard.contiguous().view(-1)
     if call.device.type == "cpu":
         return _joined_parts(call, mine, counts, lambda elements: joined(unpacked(elements, shapes)))
     longest = max(counts)
@@ -231,21 +227,17 @@ def _all_gather_of(call: GroupCall) -> Finish:
 def _joined_parts(
     call: GroupCall, mine: torch.Tensor, counts: Sequence[int], results: Callable[[torch.Tensor], list[torch.Tensor]]
 ) -> Finish:
-    """As ``_all_gather_of``: each member broadcasts a part."""
+    """As ``_all_gather_of``: each member sends a part to all others."""
     elements = mine.new_empty(sum(counts))
     parts = elements.split([*counts])
+    finish = exchange(call, [[mine]] * len(parts), [[part] for part in parts])
     parts[call.index].copy_(mine)
-    works = [
-        dist.broadcast(_as_bytes(part), member, call.group, async_op=True)
-        for part, member in zip(parts, call.members) if len(part)
-    ]  # fmt: skip
 
-    def finish() -> list[torch.Tensor]:
-        for work in works:
-            work.wait()
+    def gathered() -> list[torch.Tensor]:
+        finish()
         return results(elements)
 
-    return finish
+    return gathered
 
 
 def _all_to_all(call: GroupCall) -> Finish:

@@ -24,7 +24,8 @@ from gopt.records.mesh import PIPELINE, Mesh
 from gopt.runtime.engines.launcher_folder import STORE, launcher_folder
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
-from gopt.runtime.pytorch.calls import START, GroupCall, Tensors
+from gopt.runtime.pytorch.calls import START
+from gopt.runtime.pytorch.group_call import GroupCall, Tensors
 from gopt.runtime.session import first_line
 from gopt.runtime.shared_memory import NOT_SHARED, GatherRequest, Key, SendRequest, SharedMemory
 
@@ -111,7 +112,7 @@ class TorchEngine:
             down = group == PIPELINE and peer != self.rank and (node.op_type == "Send") is (peer < self.rank)
             call = GroupCall(
                 attributes, inputs, self._groups[_DOWN if down else group], self._mesh.members(group, self.rank),
-                self.rank, self._device, self._sent,
+                self.rank, self._device, index, self._sent,
             )  # fmt: skip
             return StartedCall(self.watchdog, what, START[node.op_type](call))
 
