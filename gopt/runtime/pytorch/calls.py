@@ -7,6 +7,7 @@ member combines a part."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -169,9 +170,8 @@ def _combined_parts(call: GroupCall, parts: Sequence[Tensors], shape: Shape) -> 
         total, start = rows[1 if place == 0 else 0], 0
         for piece in mine:
             span = slice(start, start + len(piece))
-            first, *others = (_widened(piece, how) if index == place else row[span] for index, row in enumerate(rows))
-            for other in others:
-                first = combine(first, other, out=total[span])
+            operands = [_widened(piece, how) if index == place else row[span] for index, row in enumerate(rows)]
+            functools.reduce(functools.partial(combine, out=total[span]), operands)
             start = span.stop
         if how == "mean":
             total = total.div_(len(parts)) if total.is_floating_point() else total / len(parts)
@@ -230,8 +230,8 @@ def _joined_parts(
     """As ``_all_gather_of``: each member sends a part to all others."""
     elements = mine.new_empty(sum(counts))
     parts = elements.split([*counts])
-    finish = exchange(call, [[mine]] * len(parts), [[part] for part in parts])
-    parts[call.index].copy_(mine)
+    parts[call.index].copy_(mine)  # a later segment may overwrite a state of which the shard is a view
+    finish = exchange(call, [[parts[call.index]]] * len(parts), [[part] for part in parts])
 
     def gathered() -> list[torch.Tensor]:
         finish()

@@ -76,11 +76,13 @@ class TorchSegment:
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
+        self._lent: dict[Any, list[str]] = {}
+        """By the same key: values for later segments in the memory of overwritten operands."""
         self._programs: dict[Any, Program] = {}
         """By the shapes, strides and types of the operands."""
 
     def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Raises RunError where PyTorch fails."""
+        """The results, and copies of values that this run would change. Raises RunError where PyTorch fails."""
         operands = [values[name] for name in self.inputs]
         if self._link is not None and self._on_host:
             self._link.settle()
@@ -91,6 +93,8 @@ class TorchSegment:
             with torch.no_grad():
                 if key not in self._programs:
                     self._programs[key] = self._program(operands)
+                    self._lent[key] = self._lent_values(values)
+                copies = {name: values[name].clone() for name in self._lent[key] if name in values}
                 results = self._programs[key](*operands)
         except GoptError:
             raise
@@ -99,7 +103,15 @@ class TorchSegment:
                 with torch.no_grad():
                     self._computed(Interpreter(self._opset, self._device, traced=False), [])(*operands)
             raise RunError(f"PyTorch fails in {self.title}: {first_line(error)}") from error
-        return dict(zip(self.outputs, results, strict=True))
+        return copies | dict(zip(self.outputs, results, strict=True))
+
+    def _lent_values(self, values: Mapping[str, torch.Tensor]) -> list[str]:
+        """The values in the memory of overwritten operands, which an earlier segment returned as views."""
+        memories = {values[name].untyped_storage().data_ptr() for name in self.overwrites}
+        return [
+            name for name, value in values.items()
+            if memories and name not in self.overwrites and value.untyped_storage().data_ptr() in memories
+        ]  # fmt: skip
 
     def _program(self, operands: Tensors) -> Program:
         interpreter = Interpreter(self._opset, self._device, traced=self._execution is not Execution.NODES)

@@ -29,9 +29,9 @@ def cut_pieces(tensors: Tensors, counts: Sequence[int]) -> list[list[torch.Tenso
         while start < len(flat):
             while not room:
                 part, room = next(ends)
-            taken = min(room, len(flat) - start)
-            part.append(flat[start : start + taken])
-            start, room = start + taken, room - taken
+            size = min(room, len(flat) - start)
+            part.append(flat[start : start + size])
+            start, room = start + size, room - size
     return parts
 
 
@@ -39,29 +39,29 @@ def exchange(call: GroupCall, sent: Sequence[Tensors], into: Sequence[Tensors]) 
     """Start to send the flat tensors ``sent[i]`` to member i, and to receive its messages in ``into[i]``. Returns a
     function to wait. The memory of what is sent stays as it is until then."""
     tag = _TAGS + call.number
-    others = [(index, member) for index, member in enumerate(call.members) if member != call.rank]
+    peers = [(index, member) for index, member in enumerate(call.members) if member != call.rank]
     works = [
         dist.irecv(_bytes(part), member, call.group, tag)
-        for index, member in others for part in into[index] if len(part)
+        for index, member in peers for part in into[index] if len(part)
     ]  # fmt: skip
-    kept = [(member, _joined(message)) for index, member in others for message in messages(sent[index])]
-    works += [dist.isend(_bytes(elements), member, call.group, tag) for member, elements in kept]
+    outgoing = [(member, _joined(message)) for index, member in peers for message in messages(sent[index])]
+    works += [dist.isend(_bytes(elements), member, call.group, tag) for member, elements in outgoing]
 
     def finish() -> None:
         for work in works:
             work.wait()
-        kept.clear()
+        outgoing.clear()
 
     return finish
 
 
 def messages(pieces: Tensors) -> list[list[torch.Tensor]]:
     """The pieces of each message: a long one together, short ones in a row together."""
-    found: list[list[torch.Tensor]] = []
+    grouped: list[list[torch.Tensor]] = []
     for is_short, row in groupby((piece for piece in pieces if len(piece)), lambda piece: piece.nbytes < _SMALL):
         together = [*row]
-        found += [together] if is_short else [[piece] for piece in together]
-    return found
+        grouped += [together] if is_short else [[piece] for piece in together]
+    return grouped
 
 
 def receiving(row: torch.Tensor, pieces: Tensors) -> list[torch.Tensor]:

@@ -56,3 +56,26 @@ def test_states_stay_in_their_memory_with_the_bits_of_new_memory(execution, tmp_
             np.testing.assert_array_equal(mine[name], value, err_msg=name)
     assert all(place == places[0] for place in places)
     np.testing.assert_array_equal(CONSTANTS["decay"], np.full(3, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("execution", ["NODES", "TRACE", "COMPILED"])
+def test_a_view_of_a_state_keeps_its_elements_for_segments_behind_the_update(execution, tmp_path):
+    def called(before, after):
+        return op("AllReduce", [before], [after], domain="gopt.comm", group="shard", reduce="sum")
+
+    nodes = [
+        op("Transpose", ["w"], ["turned"]), op("MatMul", ["x", "turned"], ["a"]), called("a", "b"),
+        op("Sub", ["w", "b"], ["w_new"]), called("x", "c"), op("MatMul", ["c", "turned"], ["y"]),
+    ]  # fmt: skip
+    square = ("float32", [3, 3])
+    where = device.TorchDevice("cpu", device.Execution[execution])
+    model = make(tmp_path, nodes, dict.fromkeys(("w", "x"), square), dict.fromkeys(("w_new", "y"), square))
+    program = Executor(plan_execution(model, {"w_new": "w"}, where), where.sessions())
+    random = np.random.default_rng(0)
+    w, x = (random.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    states = {"w": where.hold(w)}
+    for _ in range(2):
+        shown = program.advance(states, {"x": x}, lambda index, node, inputs, buffer=None: [inputs[0].clone()])
+        np.testing.assert_allclose(where.to_host(shown["y"]), x @ w.T, rtol=1e-5, atol=1e-5)
+        w = w - x @ w.T
+    np.testing.assert_allclose(where.to_host(states["w"]), w, rtol=1e-4, atol=1e-4)
