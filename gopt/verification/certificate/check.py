@@ -19,10 +19,10 @@ from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.manifest_entries import LocalState, RankEntry
-from gopt.artifact.pieces import Piece, cover, put
+from gopt.artifact.pieces import Piece, cover, cut, put
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
-from gopt.errors import GoptError
+from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.node_kinds import draws
@@ -31,11 +31,20 @@ from gopt.ir.opset import opset_of
 from gopt.records.boxes import ranges_of
 from gopt.records.mesh import PIPELINE
 from gopt.runtime.inlined_functions import inlined
+from gopt.text.sanitize import show
 from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
 from gopt.verification.certificate.nodes import CheckedProgram, NodeChecker
 from gopt.verification.certificate.result import CertificateCheck, CertificateFault
-from gopt.verification.certificate.values import NUMBERS, WIDER, ExpressionLine, WrongLine, box, joined
+from gopt.verification.certificate.values import (
+    NUMBERS,
+    WIDER,
+    ExpressionLine,
+    WrongLine,
+    box,
+    check_memory,
+    joined,
+)
 
 NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 """Types in which a sum over members may overflow."""
@@ -575,15 +584,17 @@ class FolderCheck(NodeChecker):
                     continue
                 flat, at = np.asarray(stored[state.input].numpy()).reshape(-1), 0
                 for piece in state.pieces:
-                    dims = self.state_types[piece.tensor].dims
-                    new = np.zeros(dims, flat.dtype), np.zeros(dims, bool)
-                    values, written = whole.setdefault(piece.tensor, new)
-                    before, mask = values.copy(), written.copy()
-                    put(values, piece.place, flat[at : at + piece.elements], piece.start)
+                    if piece.tensor not in whole:
+                        self.subject, dims = piece.tensor, self.state_types[piece.tensor].dims
+                        check_memory(prod(dims), list(dims))
+                        whole[piece.tensor] = np.zeros(dims, flat.dtype), np.zeros(dims, bool)
+                    (values, written), part = whole[piece.tensor], flat[at : at + piece.elements]
+                    mask = cut(piece, written)
+                    if cut(piece, values)[mask].tobytes() != part[mask].tobytes():
+                        raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
+                    put(values, piece.place, part, piece.start)
                     put(written, piece.place, np.ones(piece.elements, bool), piece.start)
                     at += piece.elements
-                    if before[mask].tobytes() != values[mask].tobytes():
-                        raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
 
     # --- calls ---
 
@@ -689,10 +700,16 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, StopI
 
 
 def check(home: Path, text: str) -> CertificateCheck:
-    """Check a certificate beside the folder. Raises InputError for a folder that is damaged or not whole."""
+    """Check a certificate beside the folder. Raises InputError for a folder that is damaged or not whole,
+    UnsupportedError for values too large for the memory of this machine."""
     folder = FolderCheck(home, text)
     try:
         folder.run()
+    except MemoryError as error:
+        raise UnsupportedError(
+            f"{folder.where}, {show(folder.subject)}: memory is too small for every element: {error}",
+            "the checker computes elements, on all members; gopt prove computes none",
+        ) from None
     except (WrongLine, GoptError, *MALFORMED) as error:
         wrong = error if isinstance(error, WrongLine) else WrongLine(f"{type(error).__name__}: {error}")
         line, where = max(folder.line or folder.number, 1), folder.where or "the head and the expressions"

@@ -191,6 +191,7 @@ class NodeChecker(PointValues):
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
         if any(self.counted[of] for of in (number, *present)):
             lemma = lemma or "counts that are not negative"
+        self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
         if lawful:

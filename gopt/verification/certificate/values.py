@@ -22,6 +22,8 @@ from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import COMBINERS, GATHERS, LAYOUT, PRODUCTS, RESHAPES, SMOOTH_MAXIMA
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, names, operator
+from gopt.runtime.capacity import free_memory
+from gopt.text.amounts import format_bytes
 from gopt.verification.certificate.field import Array, PrimeField
 
 EXP = "Exp"
@@ -45,6 +47,10 @@ Cut = tuple[tuple[int, Any], ...]
 """Sums with some of their terms: expression, and the ranges of positions of indices; None: another value of a leaf."""
 
 
+FEW, BYTES = 1 << 20, 80
+"""Elements that fit into any memory; bytes for an element of a product: ten arrays of words."""
+
+
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
 
@@ -54,6 +60,12 @@ SINGLE = frozenset(CARRIED) - {"flat"} | {
     "extreme of a part",
 }  # fmt: skip
 """Forms of one operand."""
+MET: Mapping[str, Callable[[Any], Iterable[str]]] = {
+    "reduced": lambda attributes: attributes[1],
+    "gathered": lambda attributes: attributes[0],
+    "on member": lambda attributes: [axis for axis, _ in attributes],
+}
+"""Forms of the values of several members, or of one: the attributes -> the axes."""
 VARYING = frozenset({"state", "initial state", "batch", "draw", "moved state", "a value of micro-steps"})
 """Leaves that members may have different values of."""
 
@@ -171,6 +183,12 @@ def _usual(op: str, opset: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def check_memory(elements: int, what: object) -> None:
+    """Raise MemoryError where arithmetic on so many elements takes more than the free memory."""
+    if elements > FEW and elements * BYTES > free_memory():
+        raise MemoryError(f"{what} takes {format_bytes(elements * BYTES)}")
+
+
 class PointValues(PrimeField):
     """The expressions of a certificate by number, and their values: dimensions for the axes of members, of length 1
     where members agree, in front of those of the shape. ``extents``: the size of each axis."""
@@ -186,6 +204,7 @@ class PointValues(PrimeField):
         self.images: dict[str, Array] = {}
         """Type -> numbers that are rounded to it."""
         self.begun, self.counted, self.leaves, self.risks = list[bool](), list[bool](), list[int](), list[int]()
+        self._apart: dict[int, frozenset[str]] = {}
         self._values: dict[tuple[int, Cut], Array] = {}
         self._inside: dict[int, set[int]] = {}
 
@@ -202,11 +221,25 @@ class PointValues(PrimeField):
         """The value of an expression. Raises WrongLine for another shape than the form's."""
         cut = tuple(pair for pair in cut if number in self.inside(pair[0])) if cut else ()
         if (number, cut) not in self._values:
+            self.fits(number)
             shape, value = self.shape(number), self._read(number, cut)
             if value.shape[self.lead :] != shape:
                 raise WrongLine(f"{self.forms[number]}", f"shape {list(value.shape[self.lead :])}")
             self._values[number, cut] = value
         return self._values[number, cut]
+
+    def members(self, number: int) -> frozenset[str]:
+        """The axes along which the value of an expression may differ."""
+        if number not in self._apart:
+            op, attributes, operands, _ = self.forms[number]
+            axes = self.varies[number].union(*map(self.members, operands))
+            self._apart[number] = axes.difference(MET[op](attributes) if op in MET else ())
+        return self._apart[number]
+
+    def fits(self, number: int) -> None:
+        """Raise MemoryError for an expression with more elements than memory is free for."""
+        members = prod(self.extents[axis] for axis in self.members(number))
+        check_memory(prod(self.shape(number)) * members, list(self.shape(number)))
 
     def formed(self, number: int) -> None:
         """Raise WrongLine for an expression in no normal form: a single operand, or operands in order with an
