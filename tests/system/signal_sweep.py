@@ -75,7 +75,8 @@ def prepare(home: Path, *folders: str) -> None:
     generator = np.random.default_rng(0)
     np.savez(home / "data.npz", x=generator.standard_normal((64, 32)).astype("f4"), y=generator.integers(0, 10, 64))
     made = {
-        "ranks": ["shard", "--ranks", "2"], "stages": ["shard", "--mesh", "pp=2", "--micro-batches", "2"], "sync": ["split", "--trainers", "2", "--servers", "1"],
+        "ranks": ["shard", "--ranks", "2"], "sync": ["split", "--trainers", "2", "--servers", "1"],
+        "stages": ["shard", "--mesh", "pp=2", "--micro-batches", "2"],
         "async": ["split", "--trainers", "2", "--servers", "1", "--mode", "async"],
         "geo": ["split", "--trainers", "2", "--servers", "1", "--mode", "geo"],
     }  # fmt: skip
