@@ -214,8 +214,8 @@ def _places(reader: NodeReader, number: int) -> Places | None:
     shape = expressions.shape(base.operands[0]) or ()
     if any(size != 1 and runs != ((0, 1),) for size, runs in zip(shape[2:], single[2:])) or any(single[:2]):
         return None
-    places = Places(slides)
-    return places if places.few else None
+    spots = Places(slides)
+    return spots if spots.few else None
 
 
 def _slides(reader: NodeReader, number: int) -> tuple[Sliding, ...] | None:

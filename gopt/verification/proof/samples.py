@@ -34,7 +34,7 @@ class SampledLeaves:
 
     def __init__(self, training: TrainingGraph, mesh: Mesh, table: ConstantTable, seed: int) -> None:
         self.training, self.mesh, self.table, self.seed = training, mesh, table, seed
-        self._places = {state.tensor: place for place, state in enumerate(training.states)}
+        self._order = {state.tensor: at for at, state in enumerate(training.states)}
         self._states: dict[str, np.ndarray] = {}
         self.settings = {name: sampling.hyper(training, name) for name in training.hyper}
         self.settings[ROUND_INPUT] = np.asarray(seed)
@@ -45,9 +45,9 @@ class SampledLeaves:
     def _state(self, name: str) -> np.ndarray:
         """A state that an expression reads: a step may have more numbers than fit into memory."""
         if name not in self._states:
-            place = self._places[name]
-            generator = np.random.default_rng([self.seed, place])
-            value = sampling.initial_state(self.training, self.training.states[place], generator)
+            at = self._order[name]
+            generator = np.random.default_rng([self.seed, at])
+            value = sampling.initial_state(self.training, self.training.states[at], generator)
             self._states[name] = self._moved(value, generator)
         return self._states[name]
 

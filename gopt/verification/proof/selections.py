@@ -54,9 +54,9 @@ def nth(runs: Runs, indices: np.ndarray) -> np.ndarray:
     """The positions of ranges at some places in a row, negative ones counted from the end; in the indices' type."""
     starts, stops = np.array(runs, np.int64).T
     behind = np.cumsum(stops - starts)
-    places = np.where(indices < 0, indices + behind[-1], indices)
-    at = np.searchsorted(behind, places, side="right")
-    return np.asarray(stops[at] - (behind[at] - places)).astype(indices.dtype)
+    counted = np.where(indices < 0, indices + behind[-1], indices)
+    at = np.searchsorted(behind, counted, side="right")
+    return np.asarray(stops[at] - (behind[at] - counted)).astype(indices.dtype)
 
 
 def replaced(selection: Selection, dim: int, runs: Runs | None = None) -> Selection:
