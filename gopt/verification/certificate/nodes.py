@@ -84,9 +84,8 @@ class NodeChecker(PointValues):
         front = np.broadcast_shapes(actual.shape[:lead], value.shape[:lead])
         if prod(actual.shape[lead:]) != prod(value.shape[lead:]):
             raise WrongLine(f"shape {actual.shape[lead:]}", f"shape {value.shape[lead:]}")
-        pair = [
-            np.broadcast_to(of.reshape(*of.shape[:lead], -1), (*front, prod(of.shape[lead:]))) for of in (actual, value)
-        ]
+        flat = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
+        pair = [np.broadcast_to(of, (*front, of.shape[-1])) for of in flat]
         if not (pair[0] == pair[1]).all():
             raise WrongLine(str(self.forms[number]), what, lemma)
 

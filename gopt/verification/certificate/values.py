@@ -22,8 +22,7 @@ from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import COMBINERS, GATHERS, LAYOUT, PRODUCTS, RESHAPES, SMOOTH_MAXIMA
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, names, operator
-from gopt.runtime.capacity import free_memory
-from gopt.text.amounts import format_bytes
+from gopt.runtime.capacity import check_elements
 from gopt.verification.certificate.field import Array, PrimeField
 
 EXP = "Exp"
@@ -45,27 +44,13 @@ NUMBERS = names(lambda record: record.slopes and max(record.slopes) < Slope.CURV
 """Forms and operators whose results are numbers where the operands are."""
 Cut = tuple[tuple[int, Any], ...]
 """Sums with some of their terms: expression, and the ranges of positions of indices; None: another value of a leaf."""
-
-
-FEW, BYTES = 1 << 20, 80
-"""Elements that fit into any memory; bytes for an element of a product: ten arrays of words."""
-
-
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
-
-
 SINGLE = frozenset(CARRIED) - {"flat"} | {
     "inverse", "total", "sum along", "reduced", "gathered", "counted", "digits", "round", "cast", "parted",
     "extreme of a part",
 }  # fmt: skip
 """Forms of one operand."""
-MET: Mapping[str, Callable[[Any], Iterable[str]]] = {
-    "reduced": lambda attributes: attributes[1],
-    "gathered": lambda attributes: attributes[0],
-    "on member": lambda attributes: [axis for axis, _ in attributes],
-}
-"""Forms of the values of several members, or of one: the attributes -> the axes."""
 VARYING = frozenset({"state", "initial state", "batch", "draw", "moved state", "a value of micro-steps"})
 """Leaves that members may have different values of."""
 
@@ -106,8 +91,10 @@ def simplest(value: Any) -> Fraction:
     return between(abs(exact) - half, abs(exact) + half) * (1 if exact > 0 else -1)
 
 
-def picked(array: Array, ranges: Iterable[tuple[int, int]], axis: int) -> Array:
-    """Ranges of a dimension."""
+def picked(array: Array, ranges: Sequence[tuple[int, int]], axis: int) -> Array:
+    """Ranges of a dimension. Raises IndexError for a range outside, however long."""
+    if any(not 0 <= start <= stop <= array.shape[axis] for start, stop in ranges):
+        raise IndexError(f"{ranges} of {array.shape[axis]}")
     return np.take(array, [at for start, stop in ranges for at in range(start, stop)], axis)
 
 
@@ -183,12 +170,6 @@ def _usual(op: str, opset: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_memory(elements: int, what: object) -> None:
-    """Raise MemoryError where arithmetic on so many elements takes more than the free memory."""
-    if elements > FEW and elements * BYTES > free_memory():
-        raise MemoryError(f"{what} takes {format_bytes(elements * BYTES)}")
-
-
 class PointValues(PrimeField):
     """The expressions of a certificate by number, and their values: dimensions for the axes of members, of length 1
     where members agree, in front of those of the shape. ``extents``: the size of each axis."""
@@ -229,17 +210,14 @@ class PointValues(PrimeField):
         return self._values[number, cut]
 
     def members(self, number: int) -> frozenset[str]:
-        """The axes along which the value of an expression may differ."""
+        """The axes along which leaves of an expression differ."""
         if number not in self._apart:
-            op, attributes, operands, _ = self.forms[number]
-            axes = self.varies[number].union(*map(self.members, operands))
-            self._apart[number] = axes.difference(MET[op](attributes) if op in MET else ())
+            self._apart[number] = self.varies[number].union(*map(self.members, self.forms[number].operands))
         return self._apart[number]
 
     def fits(self, number: int) -> None:
         """Raise MemoryError for an expression with more elements than memory is free for."""
-        members = prod(self.extents[axis] for axis in self.members(number))
-        check_memory(prod(self.shape(number)) * members, list(self.shape(number)))
+        check_elements(self.shape(number), prod(self.extents[axis] for axis in self.members(number)))
 
     def formed(self, number: int) -> None:
         """Raise WrongLine for an expression in no normal form: a single operand, or operands in order with an
@@ -294,7 +272,10 @@ class PointValues(PrimeField):
                 raise WrongLine(f"result {slot} of {op}")
             if len(attributes) == 2 and attributes[1] and all(of.__class__ is int for of in attributes[1]):
                 attributes, absent = attributes
-            return self.result(op, dict(attributes), slot, self.placed(operands, absent), shape, cut, terms)
+            row: list[int | None] = list(operands)
+            for index in absent:
+                row.insert(index, None)
+            return self.result(op, dict(attributes), slot, row, shape, cut, terms)
         values = self._some(op, [self.value(of, cut) for of in operands], terms, lead)
         if op in CARRIED:
             return self._carried(at, values, lead)
@@ -307,13 +288,6 @@ class PointValues(PrimeField):
                 return self.filled(reduce(self.plus, rows, np.zeros([1] * (lead + len(shape)), np.uint64)), shape)
             return reduce(self.times, map(self.power, rows, attributes))
         return np.asarray(FORMS[op](self, attributes, values, shape))
-
-    def placed(self, operands: Sequence[int], absent: Sequence[int]) -> list[int | None]:
-        """The operands, and None where an operand is absent."""
-        row: list[int | None] = list(operands)
-        for index in absent:
-            row.insert(index, None)
-        return row
 
     def _some(self, op: str, values: list[Array], terms: Sequence[Any], lead: int) -> list[Array]:
         """Operands with some positions of indices of a sum or an extreme alone."""
@@ -370,6 +344,10 @@ class PointValues(PrimeField):
             at = lead + self.axes.index(axis)
             value = value if value.shape[at] == 1 else np.take(value, [index], at)
         return value
+
+    def summed(self, ranges: Any, values: Sequence[Array], shape: Any) -> Array:
+        flat = values[0].reshape(*values[0].shape[: self.lead], -1)
+        return self.total(picked(flat, ranges or [(0, flat.shape[-1])], -1), -1)
 
     def gathered(self, attributes: Any, values: Sequence[Array], shape: Any) -> Array:
         axes, axis = attributes
@@ -656,14 +634,7 @@ FORMS: Mapping[str, Any] = {
     **dict.fromkeys(("linear", "product", "times zero", *CARRIED)),
     "one": lambda self, attributes, values, shape: np.full([1] * self.lead, self.element(1)),
     "inverse": lambda self, attributes, values, shape: self.power(values[0], -1),
-    "total": lambda self, attributes, values, shape: self.total(
-        picked(
-            values[0].reshape(*values[0].shape[: self.lead], -1),
-            attributes or [(0, prod(values[0].shape[self.lead :]))],
-            -1,
-        ),
-        -1,
-    ),
+    "total": PointValues.summed,
     "sum along": lambda self, attributes, values, shape: self.total(values[0], tuple(attributes), keep=True),
     "reduced": lambda self, attributes, values, shape: self.over(values[0], attributes[1]),
     "gathered": PointValues.gathered,

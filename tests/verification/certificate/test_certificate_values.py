@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gopt.verification.certificate import values as module
+from gopt.runtime import capacity
 from gopt.verification.certificate.values import ExpressionLine as Line
 from gopt.verification.certificate.values import PointValues, WrongLine, simplest
 
@@ -124,9 +124,8 @@ def test_a_value_larger_than_memory_is_told_before_it_is_made(shape):
 
 
 def test_a_value_of_many_members_is_as_large_as_all_of_them(monkeypatch):
-    monkeypatch.setattr(module, "free_memory", lambda: 100 << 20)
-    over = ("sum", frozenset({"shard"}))
-    values = table(Line("batch", "x", (), (1 << 20,)), Line("reduced", over, (1,), (1 << 20,)))
+    monkeypatch.setattr(capacity, "free_memory", lambda: 100 << 20)
+    values = table(Line("batch", "x", (), (1 << 20,)), Line("state", "w", (), (1 << 20,)))
     values.fits(2)
     with pytest.raises(MemoryError):
         values.fits(1)
