@@ -135,7 +135,8 @@ def reshard(
     """The ranks of another mesh with the values of a folder, checkpoint or run; nothing is written.
 
     ``options``, by pass, and ``accumulate`` replace options of the folder's report; ``prove``: as of
-    ``gopt.shard``; ``note`` is called for each option without effect. Raises InputError, OptionError and UnsupportedError.
+    ``gopt.shard``; ``note`` is called for each option without effect. Raises InputError, OptionError and
+    UnsupportedError.
 
     >>> gopt.reshard(gopt.shard("fixtures/mlp_sgd.onnx", 2), "shard=3").program.mesh.ranks
     3
