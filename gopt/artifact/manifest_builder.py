@@ -95,10 +95,10 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
     for rank, parts in by_rank.items():
         files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
         fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-        content = parts[0].content
-        if content not in states_of:
-            states_of[content] = tuple(map(local_state, parts[0].states))
-        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), _saved(parts), fed)
+        held = id(parts[0].states)
+        if held not in states_of:
+            states_of[held] = tuple(map(local_state, parts[0].states))
+        yield RankEntry(rank, "trainer", files, states_of[held], local_accumulators(parts[0]), _saved(parts), fed)
 
 
 def _pipeline(program: SpmdProgram) -> PipelineEntry | None:
