@@ -48,6 +48,8 @@ class RankRelation:
     sums: tuple[LocalAccumulator, ...] = ()
     saved: tuple[str, ...] = ()
     """Values of a micro-batch that a phase leaves for a later one."""
+    peers: Mapping[str, int] = field(default_factory=dict)
+    """Phase -> the rank whose peers the graph names, where it is another one: this rank's are as far from it."""
 
     @property
     def likeness(self) -> Hashable:
