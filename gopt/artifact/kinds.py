@@ -1,4 +1,4 @@
-"""Kinds of ranks of a mesh: ranks alike but for the numbers of peers, which have one file while they are proven."""
+"""Kinds of ranks of a mesh: ranks alike but for the numbers of peers share a file during the proof."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from gopt.artifact.manifest_entries import RankEntry
 
 KIND_FILES = "kind_*.onnx"
-"""The files of kinds, which are gone when the folder is there."""
+"""The files of kinds, deleted before the folder is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """All ranks of a mesh. ``peers``: of ranks that were not written, phase -> the rank whose peers the file names;
-    another rank's are as far from it."""
+    """All ranks of a mesh. ``peers``: rank without a file -> phase -> the rank with the peers in the file; peers of
+    further ranks are as far from them."""
 
     entries: tuple[RankEntry, ...]
     peers: Mapping[int, Mapping[str, int]]

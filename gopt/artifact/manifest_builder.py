@@ -103,12 +103,12 @@ def rank_entries(
     saved_of: dict[tuple[int, ...], tuple[SavedValue, ...]] = {}
     for rank, parts in by_rank.items():
         fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-        key, kinds = id(parts[0].states), tuple(id(part.saved) for part in parts)
+        key, saved = id(parts[0].states), tuple(id(part.saved) for part in parts)
         if key not in carried:
             carried[key] = tuple(map(local_state, parts[0].states)), local_accumulators(parts[0])
-        if kinds not in saved_of:
-            saved_of[kinds] = _saved(parts)
-        yield RankEntry(rank, "trainer", dict(files[rank]), *carried[key], saved_of[kinds], fed)
+        if saved not in saved_of:
+            saved_of[saved] = _saved(parts)
+        yield RankEntry(rank, "trainer", dict(files[rank]), *carried[key], saved_of[saved], fed)
 
 
 def _pipeline(program: SpmdProgram) -> PipelineEntry | None:

@@ -61,7 +61,7 @@ def write_kinds(
     ranks: Mapping[int, Sequence[RankGraph]],
 ) -> dict[int, dict[str, str]]:  # fmt: skip
     """Write a file for each kind of graphs; returns, by rank, phase -> file. ``ranks``: the kinds, by rank. Ranks of a
-    kind differ in the numbers of peers, and in the pieces of states, which stand in the manifest. Raises OSError."""
+    kind differ in the numbers of peers, and in the manifest's pieces of states. Raises OSError."""
     names, writers = KindFiles(), dict[int, _RankWriter]()
     name_of: dict[Hashable, str] = {}
     file_of: dict[int, str] = {}
@@ -117,7 +117,7 @@ class RankFiles:
 
 
 class KindFiles(RankFiles):
-    """Files of several ranks, which are no rank's."""
+    """Files of several ranks together."""
 
     def metadata(self, program: SpmdProgram, rank: int) -> dict[str, str]:
         return {"gopt.format": "gopt-rank/1", "gopt.mesh": str(program.mesh)}

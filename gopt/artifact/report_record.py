@@ -214,8 +214,8 @@ class ProofEntry:
     files: Digest
     """The digest is the SHA-256 of the names and digests of the files that were read, and of the manifest."""
     unwritten: Count = field(default=0, metadata=OPTIONAL)
-    """So many more ranks of the mesh are in the proof, which were not written: the proof reads the files that they
-    would have; the key is absent where all ranks were written."""
+    """So many more ranks of the mesh are in the proof, by files of kinds of ranks, and were not written; the key is
+    absent where all ranks were written."""
 
     def line(self) -> str:
         """The proof in a line."""

@@ -30,7 +30,7 @@ class LoweringContext:
     sharded: Mapping[str, Sharding] = field(default_factory=dict)
     """The shardings of values that ranks have parts of."""
     rank: int = 0
-    """The rank itself, from which peers are counted: ranks alike but for this number have the same nodes."""
+    """The number of the rank, for peers alone: ranks alike but for this number have the same nodes."""
 
 
 @dataclass(slots=True)

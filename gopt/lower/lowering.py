@@ -36,7 +36,7 @@ class LoweredProgram:
     beside: Task[Any]
     """The work that was asked for beside this."""
     kinds: Callable[[int], list[RankGraph]] = lambda _: []
-    """The graphs of any rank, with the peers of another rank: that of each graph."""
+    """The graphs of any rank, with the peers of the rank in each graph."""
 
 
 def lower(

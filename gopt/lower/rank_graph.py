@@ -95,7 +95,7 @@ class RankGraph:
     functions: list[FunctionProto] = field(default_factory=list)
     """Bodies of the opaque operators among the nodes."""
     like: RankGraph | None = None
-    """The graph with the same content but for the numbers of peers, which are those of ``like.rank``."""
+    """The graph with the same content but for the numbers of peers: the peers of ``like.rank``."""
 
     def __repr__(self) -> str:
         count = sum(len(block.nodes) for block in self.blocks)

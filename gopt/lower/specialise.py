@@ -67,6 +67,8 @@ class Specialiser:
         self._holdings: _MadeOnce[_Holding] = _MadeOnce(lambda read, _: self._hold(read))
         self._contents: _MadeOnce[RankGraph] = _MadeOnce(self._content)
         self._kinds: dict[tuple[int, int], RankGraph] = {}
+        self._unlike: dict[Hashable, RankGraph] = {}
+        """Contents, but for the numbers of peers."""
 
     def rank(self, rank: int) -> RankGraph:
         """The graph of one rank of the mesh; ranks that differ along other axes alone share its contents."""
@@ -77,7 +79,7 @@ class Specialiser:
         return replace(kind, rank=rank, blocks=blocks, like=kind)
 
     def kind(self, rank: int) -> RankGraph:
-        """The graph of a rank, with the peers of another rank: that of the graph."""
+        """The graph of a rank, with the peers of the rank in the graph."""
         coordinates = self.program.mesh.coordinates(rank)
         holding = self._holdings.of(coordinates, rank)
         content = self._contents.of(coordinates, rank, holding.present)
@@ -98,7 +100,7 @@ class Specialiser:
         return self._shares[member]
 
     def _content(self, read: _ReadCoordinates, present: frozenset[str]) -> RankGraph:
-        """The nodes of a rank; ``present``: what it holds of the values that some ranks hold."""
+        """The nodes of a rank; ``present``: the inputs from file to file, of the rank."""
         at = _Rank(read, RankGraph(read.rank, self.phase, [], []), present=set(present))
         share = self._share(read)
         nodes: list[Node] = []
@@ -111,12 +113,12 @@ class Specialiser:
                     nodes += item.nodes if at.alias.keys().isdisjoint(item.reads) else self._each(at, item.nodes)
                     at.present |= item.results
             else:
-                own = self._own(at, item)
-                if any(map(_has_peer, own)):  # in a block of its own: all others are the same on more ranks
+                result = self._own(at, item)
+                if any(map(_has_peer, result)):  # in a block alone: all other blocks are the same on more ranks
                     self._close(at, nodes)
-                    self._close(at, [*own])
+                    self._close(at, [*result])
                 else:
-                    nodes += own
+                    nodes += result
         self._close(at, nodes)
         if not at.out.blocks:  # such as the input half of a backward of the first stage
             at.out.blocks.append(NOTHING)
@@ -127,7 +129,11 @@ class Specialiser:
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:
             self._add_functions(at)
-        return at.out
+            return at.out
+        blocks = tuple(_without_numbers(block, read.rank) for block in at.out.blocks)
+        arrays = at.out.constants.items()
+        constants = frozenset((name, array.dtype.str, array.shape, array.tobytes()) for name, array in arrays)
+        return self._unlike.setdefault((blocks, constants, frozenset(at.out.types.items())), at.out)
 
     def _hold(self, coordinates: Mapping[str, int]) -> _Holding:
         """The states, the accumulators and the saved values of a rank."""
@@ -136,8 +142,8 @@ class Specialiser:
         for state in share.states:
             if state.sharding.covers(coordinates):
                 flat = state.sharding.flat is not None
-                held = _run(self.program, coordinates, state) if flat else _whole(self.program, state, coordinates)
-                result.states.append(held)
+                part = _run(self.program, coordinates, state) if flat else _whole(self.program, state, coordinates)
+                result.states.append(part)
                 present.add(state.input)
         for summed in share.sums:
             if summed.present(coordinates):
@@ -262,7 +268,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Holding:
-    """What a rank carries from file to file. ``present``: inputs that some ranks hold, and this one holds."""
+    """States, sums and saved values of a rank. ``present``: the inputs among them."""
 
     states: list[RankState] = field(default_factory=list)
     accumulators: list[RankAccumulator] = field(default_factory=list)
@@ -272,21 +278,21 @@ class _Holding:
 
 
 class _MadeOnce(Generic[T]):
-    """Things made of coordinates: once for all ranks with the same along the axes that ``make`` reads."""
+    """Results of ``make`` for coordinates, once for all ranks with the same coordinates along the axes read."""
 
     def __init__(self, make: Callable[[_ReadCoordinates, Any], T]) -> None:
         self.make = make
-        self._made: dict[tuple[str, ...], dict[Hashable, T]] = {}
+        self._results: dict[tuple[str, ...], dict[Hashable, T]] = {}
 
     def of(self, coordinates: Mapping[str, int], rank: int, further: Hashable = None) -> T:
-        """What is made for a rank; ``further``: of what else it is made."""
-        for axes, made in self._made.items():
-            result = made.get((further, *(coordinates[axis] for axis in axes)))
+        """The result for a rank; ``further``: the second operand."""
+        for axes, results in self._results.items():
+            result = results.get((further, *(coordinates[axis] for axis in axes)))
             if result is not None:
                 return result
         read = _ReadCoordinates(coordinates, rank)
         result = self.make(read, further)
-        self._made.setdefault(tuple(read.axes), {})[further, *read.axes.values()] = result
+        self._results.setdefault(tuple(read.axes), {})[further, *read.axes.values()] = result
         return result
 
 
@@ -355,6 +361,18 @@ def _of_rank(block: RankBlock, distance: int) -> RankBlock:
             node._attributes = {**attributes, "peer": attributes["peer"] + distance}
         nodes.append(node)
     return RankBlock.of(tuple(nodes), shared=block.shared)
+
+
+def _without_numbers(block: RankBlock, rank: int) -> Hashable:
+    """A block, which ranks share, or the calls with peers counted from a rank."""
+    if not any(map(_has_peer, block.calls)):
+        return block
+    facts: list[Hashable] = []
+    for node in block.nodes:
+        peer = node.attributes["peer"] - rank if _has_peer(node) else None
+        fact = (node.op_type, *node.inputs, "to", *node.outputs, str({**node.attributes, "peer": peer}))
+        facts.append(node if peer is None else fact)
+    return tuple(facts)
 
 
 def _has_root(node: Node) -> bool:

@@ -59,7 +59,7 @@ def ranks_relation(
     peers: Peers = MappingProxyType({}),
 ) -> ProofRelation:  # fmt: skip
     """The relation of the files of ranks in a folder to the source by a manifest; ``peers``: of ranks that share files,
-    phase -> the rank whose peers a file names. Raises InputError."""
+    phase -> the rank with the peers in the file. Raises InputError."""
     with gc_paused():
         ranks = tuple(_ranks(folder, manifest, training, advance, peers))
     if manifest.parameter_server is not None:
@@ -119,7 +119,7 @@ def _ranks(
 
 
 class _SharedFiles:
-    """Ranks by files that several ranks share, which gopt has just made: nobody can have edited them."""
+    """Ranks by files of several ranks. gopt has just written the files: they are read without a check for edits."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, training: TrainingGraph, files: AlikeFiles, peers: Peers

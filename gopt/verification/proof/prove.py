@@ -143,7 +143,7 @@ class Prover:
         return new
 
     def _any(self, name: str, rank: int, like: int) -> int:
-        """A value without any known fact, in ranges as those of another, and in parts of whole values as those."""
+        """A value without any known fact, in the same ranges and parts as another."""
         expressions, pieces = self.expressions, list[Piece]()
         for index, (root, start, stop) in enumerate(expressions.pieces(like)):
             op, selection, operands, _ = expressions.all[root]

@@ -49,7 +49,7 @@ class RankRelation:
     saved: tuple[str, ...] = ()
     """Values of a micro-batch that a phase leaves for a later one."""
     peers: Mapping[str, int] = field(default_factory=dict)
-    """Phase -> the rank whose peers the graph names, where it is another one: this rank's are as far from it."""
+    """Phase -> the rank with the peers in the graph, if another: peers of this rank are as far from this rank."""
 
     @property
     def likeness(self) -> Hashable:

@@ -179,14 +179,14 @@ class Sweep:
                     self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, sent[key]))
                     results[rank] = []
                 else:
-                    given, _, values = self._mail[peer, rank, group, tag].popleft()
-                    if given != signature:
-                        raise UnpairedCall(rank, node, str(signature), f"{given}, as rank {peer} sends")
+                    message, _, values = self._mail[peer, rank, group, tag].popleft()
+                    if message != signature:
+                        raise UnpairedCall(rank, node, str(signature), f"{message}, as rank {peer} sends")
                     results[rank] = values
         return results
 
     def _peer(self, rank: int, node: Node) -> int:
-        """The rank that a rank sends to, or receives from."""
+        """The other rank of a Send or a Recv."""
         return int(self.first + node.attributes["peer"] + self._distances[rank])
 
     def check_received(self) -> None:
