@@ -155,12 +155,18 @@ class _Divided:
                     yield position[name], node
 
     def _check_statistics(self, lowered: Sequence[LoweredPhase]) -> None:
-        """Raise UnsupportedError for a moved statistic that a backward reads."""
-        for phase in lowered:
-            moved = next((name for name in self.program.loop_carried if name in phase.graph.inputs), None)
-            if moved is not None and not phase.name.startswith(ActionKind.FORWARD.value):
+        """Raise UnsupportedError for a statistic that an action moves, and another one reads: actions of other
+        micro-batches run in between."""
+        for state in self.program.states:
+            if state.output not in self.micro:
+                continue
+            uses = [
+                phase.name for phase in lowered
+                if state.input in phase.graph.inputs or state.output in phase.graph.outputs
+            ]  # fmt: skip
+            if len(uses) > 1:
                 raise UnsupportedError(
-                    f"the backward reads the running statistic {show(moved)}, which later micro-batches move before it "
-                    "runs",
+                    f"the {uses[0]} and the {uses[-1]} of a micro-batch read the running statistic "
+                    f"{show(state.input)}, which other micro-batches move in between",
                     "leave out --micro-batches, or the axis pp",
                 )

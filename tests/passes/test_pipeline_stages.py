@@ -262,6 +262,19 @@ def test_what_is_no_pipeline_is_refused_by_name(mesh, stages, error, text):
         gopt.shard(source("mlp_adamw"), mesh, passes={"pipeline": {"stages": stages}})
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["c08_scale_ema", "moco"])
+def test_a_statistic_that_the_forward_reads_and_the_backward_moves_is_refused(name, schedule):
+    with pytest.raises(UnsupportedError, match="of a micro-batch read the running statistic"):
+        gopt.shard(FIXTURES / "cases" / "roles" / f"{name}.onnx", "pp=2", accumulate=2, schedule=schedule)
+
+
+def test_a_statistic_that_one_action_reads_and_moves_is_right_on_stages(tmp_path):
+    step = FIXTURES / "cases" / "roles" / "sumloss_unread.onnx"
+    gopt.shard(step, "pp=2", accumulate=2, schedule="1f1b").write(tmp_path / "out")
+    assert gopt.verify(tmp_path / "out").equal
+
+
 def test_options_without_the_axis_are_refused():
     with pytest.raises(OptionError, match="has no axis pp"):
         gopt.shard(source("mlp_adamw"), 2, passes={"pipeline": {"stages": "fc1*|fc2*"}})
