@@ -12,7 +12,7 @@ from gopt.errors import UnsupportedError
 aten = torch.ops.aten
 
 EXPERTS = "experts of transformers: experts_implementation='batched_mm'"
-"""What gives their products one shape each."""
+"""The implementation of experts with fixed shapes."""
 
 
 def refuse_shapes_of_values(
