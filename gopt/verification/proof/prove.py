@@ -163,7 +163,10 @@ class Prover:
             return self._unknown(rank, name, results[output])
         number = after.get(output, results[output])
         rest = [value for input, value in before.items() if input != name]
-        if self.expressions.depend([number], {leaf for value in rest for leaf, _, _ in self.expressions.pieces(value)}):
+        roots = {root for value in rest for root, _, _ in self.expressions.pieces(value)}
+        forms = self.expressions.all
+        leaves = {forms[root].operands[0] if forms[root].op == TAKE else root for root in roots}
+        if self.expressions.depend([number], leaves):
             return self._unknown(rank, name, results[output])
         return self.expressions.iterated(number, whole, MICRO, self.expressions.linear({}, shape))
 

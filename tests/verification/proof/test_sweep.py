@@ -37,7 +37,7 @@ def test_a_follower_has_the_values_it_has_alone(
     run = Sweep.run
     followers = list[RankSweep]()
 
-    def both(sweep: Sweep, graphs, inputs, distances):  # type: ignore[no-untyped-def]
+    def both(sweep: Sweep, graphs, inputs, distances=()):  # type: ignore[no-untyped-def]
         read = dict(sweep.expressions.read)
         with monkeypatch.context() as patch:
             patch.setattr(Sweep, "_follow", lambda self, sweeps: None)
