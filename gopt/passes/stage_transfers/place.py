@@ -68,7 +68,7 @@ class StagePlacement:
             replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.accumulators
         ]
         states = [replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.states]
-        states += [self._renewed(*place, copy) for place, copy in self._copies.items()]
+        states += [self._renewed(*key, copy) for key, copy in self._copies.items()]
         program.value_stages = self.home
         self.rewriter.finish()
         program.set_states(states)
@@ -237,7 +237,7 @@ class StagePlacement:
                     "move the cut with pipeline{stages=...}, or leave out --micro-batches",
                 )
         beside = self._beside(name, stage, phase)
-        if beside is None and self._kept(name, reader):
+        if beside is None and self._renewable(name, reader):
             self._copy(name, stage, result)
         elif beside is None:
             maker = self._producers.get(self.names[name][home])
@@ -245,7 +245,7 @@ class StagePlacement:
         self.names[name][stage] = beside or result
         return self.names[name][stage]
 
-    def _kept(self, name: str, reader: Node) -> bool:
+    def _renewable(self, name: str, reader: Node) -> bool:
         """Return whether another stage keeps a copy of a value from step to step: of a whole parameter that
         micro-batches read and an update makes anew."""
         state = self._states.get(name)
