@@ -98,7 +98,9 @@ def _chosen(
     source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with the best choice filled in, and the choice's entry in the report."""
-    from gopt.offline.meshes import weigh, weigh_timed
+    from gopt.offline.call_search import CallSearch
+    from gopt.offline.mesh_search import MeshSearch, Refusals
+    from gopt.offline.meshes import weigh
     from gopt.offline.plan_ranking import best
     from gopt.offline.plan_settings import ShardSettings
     from gopt.offline.timed_search import TimedSearch
@@ -109,17 +111,17 @@ def _chosen(
     limit = None if auto.memory is None else parse_bytes(auto.memory)
     device = None if auto.device is None else device_of(auto.device)
     link = link_of(auto.link, device)
-    if device is None:
-        weighed = weigh(lambda mesh: on_mesh(source, mesh), [mesh], link=link, advance=advance)
-    else:
+    refused = Refusals(source.roles)
+    search: MeshSearch = CallSearch(link, limit, None, advance, refused)
+    if device is not None:
         fixed = ShardSettings(
             accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute,
             offload=settings.offload,
         )  # fmt: skip
-        search = TimedSearch(device, link or "", limit, fixed=fixed, advance=advance)
-        weighed = weigh_timed(lambda mesh: on_mesh(source, mesh), [mesh], search, fixed=True)
-    choice = best(weighed.found, limit)
-    entry = choice.entry(len(weighed.found), limit, link, None if device is None else device.name)
+        search = TimedSearch(device, link or "", limit, None, fixed, advance, refused)
+    weighed = weigh(lambda mesh: on_mesh(source, mesh), mesh, search)
+    choice = best(weighed.choices, limit)
+    entry = choice.entry(len(weighed.choices), limit, link, None if device is None else device.name)
     if mesh.splits_computation and settings.link is None:
         settings = replace(settings, link=link)  # by which the choice was split
     return replace(settings, **choice.choice.settings.options()), entry
