@@ -139,11 +139,11 @@ class DrawnUpdate:
         length = s.op("Sub", s.number(most), s.op("Div", s.mul(s.number(2.0), t, power), share))
         above = s.mul(s.op("Sub", length, s.number(4.0)), s.op("Sub", length, s.number(2.0)), s.number(most))
         square = s.op("Div", above, s.mul(s.number((most - 4) * (most - 2)), length))
-        eps, first = self.number(-8, -3), s.op("Div", m, self.correction("beta1", t))
+        eps, mean = self.number(-8, -3), s.op("Div", m, self.correction("beta1", t))
         below = s.op("Add", s.op("Div", s.op("Sqrt", v), s.op("Sqrt", share)), s.number(eps))
-        rectified = s.op("Div", s.mul(first, s.op("Sqrt", square)), below)
+        rectified = s.op("Div", s.mul(mean, s.op("Sqrt", square)), below)
         self.hyper["eps"] = eps
-        self.descend(old, s.op("Where", s.op("Greater", length, s.number(5.0)), rectified, first))
+        self.descend(old, s.op("Where", s.op("Greater", length, s.number(5.0)), rectified, mean))
 
     def NAdam(self) -> None:
         s, old = self.step, self.decayed()
@@ -229,8 +229,8 @@ class DrawnUpdate:
         lambd, alpha, begins = self.number(-5, -2), self.dice.choice([0.5, 0.75, 0.9]), self.dice.choice([10.0, 1e4])
         t, one = self.count(), s.number(1.0)
         loss = s.op("Add", self.g, s.mul("w", s.number(decay))) if decay else self.g
-        kept = s.mul("w", s.op("Sub", one, s.mul(s.number(lambd), "eta")))
-        new = s.op("Sub", kept, s.mul("eta", loss))
+        old = s.mul("w", s.op("Sub", one, s.mul(s.number(lambd), "eta")))
+        new = s.op("Sub", old, s.mul("eta", loss))
         slower = s.op("Pow", s.op("Add", one, s.mul(s.number(lambd), self.rate, t)), s.number(alpha))
         s.state("w", new)
         s.state("ax", s.op("Add", "ax", s.mul("mu", s.op("Sub", new, "ax"))))

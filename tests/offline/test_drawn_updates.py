@@ -25,6 +25,6 @@ def test_a_drawn_update_is_named_with_its_hyper_parameters(rule: str, tmp_path: 
             states={state: new for state, (new, _) in drawn.step.states.items()}, params={"w": drawn.step.gradient}
         )
         path = saved(drawn.step.model(), tmp_path)
-        (found,) = inspect_model(api.load(path, roles=roles)).optimizers
+        (optimizer,) = inspect_model(api.load(path, roles=roles)).optimizers
         due = {k: pytest.approx(v, rel=2e-5) if type(v) is float else v for k, v in drawn.hyper.items()}
-        assert (found.name, found.hyper) == (drawn.name, due), f"{rule}, seed {seed}"
+        assert (optimizer.name, optimizer.hyper) == (drawn.name, due), f"{rule}, seed {seed}"

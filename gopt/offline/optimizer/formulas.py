@@ -242,11 +242,11 @@ def _quotient(formula: Formula, sampler: Sampler) -> Fit | None:
         moved = sampler.factors([p, *([-truth[k]] if k else [-value for value in quotients])])
         if gathered is None or moved is None or not moved[1] or (root.inside and formula.below == "peak"):
             continue
-        kept, size, *direct = moved
+        factor, size, *direct = moved
         hyper: dict[str, Hyper] = {"momentum": gathered[0]} if k else {}
         eps = (sampler.forms[v - 1].eps if v else 0.0) or root.eps
         return Fit(
-            hyper=hyper, size=size * gathered[-1] if k else size, kept=kept, coupled=w, eps=eps, inside=root.inside,
+            hyper=hyper, size=size * gathered[-1] if k else size, kept=factor, coupled=w, eps=eps, inside=root.inside,
             direct=sum(direct),
         )  # fmt: skip
     return None
@@ -276,14 +276,14 @@ def _lamb(formula: Formula, sampler: Sampler) -> Fit | None:
     m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
     for root in _roots(sampler, "square") if _averages(sampler, "square") and not sampler.forms[m - 1].decay else ():
         moments = sampler.truth[m] / root.of(sampler.truth[v])
-        kept, pace = sampler.factors([p, -moments]) or (0.0, 0.0)
+        factor, pace = sampler.factors([p, -moments]) or (0.0, 0.0)
         if pace:
-            direction = moments + (1 - kept) / pace * p
+            direction = moments + (1 - factor) / pace * p
             size = pace * float(np.linalg.norm(direction) / np.linalg.norm(p))
             few, far = p[::2], direction[::2]
             due = few - size * np.linalg.norm(few) * far / np.linalg.norm(far)
             if np.allclose(sampler.few[0], due, _EXACT, 1e-13):
-                return Fit(size=size, eps=root.eps, inside=root.inside, coupled=(1 - kept) / abs(pace))
+                return Fit(size=size, eps=root.eps, inside=root.inside, coupled=(1 - factor) / abs(pace))
     return None
 
 
@@ -413,7 +413,7 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
         if not np.isfinite(sampler.truth).all():
             return None
         states = tuple(sorted(form.kind for form in sampler.forms))
-        tried = (each for each in FORMULAS if each.states == states and (each.fit is _lamb) is update_fn.reduces)
+        tried = (x for x in FORMULAS if x.states == states and (x.fit is _lamb) is update_fn.reduces)
         fit = next(filter(None, (formula.match(sampler) for formula in tried)), None)
         elementwise = update_fn.reduces or np.allclose(sampler.few, sampler.truth[:, ::2], _EXACT, 0)
     if fit is None or not elementwise:
