@@ -87,6 +87,20 @@ def test_a_rank_has_the_gradients_of_its_stage():
         assert rank.nbytes.gradients == rank.nbytes.parameters
 
 
+@pytest.mark.parametrize(
+    ("mesh", "sharing"), [("pp=2", "not shared"), ("tp=2", "not shared"), ("dp=2", "replicated"), ("shard=2", "split")]
+)
+def test_buckets_say_who_updates(mesh, sharing, tmp_path, monkeypatch, capsys):
+    """Without a data axis no rank repeats the update of another: its parameters are those of its stage, or parts."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--mesh", mesh, "--micro-batches", "2", "--no-prove", "-o", "out"]
+    assert main(["shard", str(FIXTURES / "mlp_adamw.onnx"), *options]) == 0
+    table = capsys.readouterr().out.partition("Buckets")[2]
+    assert table.splitlines()[2].startswith(f"b0    {sharing} ")
+    assert main(["explain", "out", "b0"]) == 0
+    assert f"update {sharing};" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_output_names_stages(tmp_path, capsys):
     """What each stage holds, the messages beside the calls, and where a value of another stage is made."""
     folder = str(tmp_path / "ranks")
