@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from gopt.offline.optimizer.formulas import ABOUT, Fit, Hyper, close
-from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
+from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
 
 _ROOTLESS = ("SGD", "momentum", "Lion", "Rprop")
 _CORRECTED = ("Adam", "NAdam", "Adamax", "LAMB", "unrectified")
@@ -79,7 +79,7 @@ class Evidence:
 
     def values(self, name: str) -> Array:
         """A scalar's values in all trials; NaN where absent."""
-        return np.array([np.nan if (value := run.number(name)) is None else value for run in self.runs])
+        return np.array([run.number(name) for run in self.runs])
 
     def counts(self) -> Iterator[Array]:
         """For each possible step counter: the value in every trial, or the value plus one."""
@@ -231,18 +231,14 @@ def _averaged(evidence: Evidence) -> Rule | None:
     return Rule("ASGD", hyper, last.roles, source, flipped=last.flipped)
 
 
-def _after(probe: Probe, count: float, seed: int = 0) -> Scalars:
-    """The small values after a count of steps."""
-    return Scalars(probe, spread(probe.inputs, seed) | dict.fromkeys(probe.counters, count))
-
-
 def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
     """The learning rate behind a decaying rate, with lambd and alpha."""
-    runs = [[_after(probe, count, seed) for count in (1e15, 1e18, 50.0)] for seed in range(3)]
-    rates = np.array([[run.number(updated) or np.nan for run in row] for row in runs])
+    counts = [dict.fromkeys(probe.counters, count) for count in (1e15, 1e18, 50.0)]
+    runs = [[probe.scalars(seed, count) for count in counts] for seed in range(3)]
+    rates = np.array([[run.number(updated) for run in row] for row in runs])
     alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e3)
     for source in probe.scalars_before([updated]):
-        lr = np.array([row[0].number(source) or np.nan for row in runs])
+        lr = np.array([row[0].number(source) for row in runs])
         lambdas = ((lr / rates[:, 1]) ** (1 / alphas) - 1) / (lr * 1e18)
         again = [lr / (1 + lambdas * lr * count) ** alphas for count in (1e15, 1e18, 51.0)]
         lambd, alpha = agreed(lambdas), agreed(alphas)
@@ -254,8 +250,8 @@ def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
 def _begins(probe: Probe, updated: str) -> float | None:
     """t0, where the share of the new parameter in the average becomes 1 / (t - t0)."""
     for count in (1e3, 1e6, 1e9, 1e12):
-        value = _after(probe, count).number(updated)
-        if value is None or not 0 < value <= 1:
+        value = probe.scalars(0, dict.fromkeys(probe.counters, count)).number(updated)
+        if not 0 < value <= 1:
             return None
         if value < 1:
             return tidy(round(count + 1 - 1 / value, 3))

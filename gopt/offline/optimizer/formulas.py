@@ -27,8 +27,8 @@ _FEWEST = 12
 """Random points that must be finite."""
 
 
-def close(value: float | None, target: float, tolerance: float = 1e-6) -> bool:
-    return value is not None and bool(abs(value - target) <= tolerance * max(abs(value), abs(target)) + 1e-300)
+def close(value: float, target: float, tolerance: float = 1e-6) -> bool:
+    return bool(abs(value - target) <= tolerance * max(abs(value), abs(target)) + 1e-300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,9 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class Form:
     """A state's new value: ``mean`` b·s + q·(g + w·p), ``square`` b·s + q·(g + w·p)², ``peak`` max(b·s, |…| + e),
-    ``maximum`` max(s, new value of the square state), ``other``: none of these."""
+    ``maximum`` max(s, new value of the square state), ``other``: none of these. ``at``: the state's place, from 1."""
 
+    at: int
     kind: str = "other"
     keep: float = 0.0
     take: float = 0.0
@@ -99,21 +100,18 @@ class Sampler:
         self.g, self.p = self.points[0], self.points[1]
         """Gradient and parameter at the random points."""
         self.truth = self.call(self.points)
-        self.forms = [Form()] * (len(names) - 2)
+        self.forms = [Form(index) for index in range(1, len(names) - 1)]
         """The form of every state's new value, in order."""
-        for index in [*range(len(self.forms))] * 2:  # twice: a maximum is known after what it is a maximum of
-            if self.forms[index].kind == "other" and np.isfinite(self.truth).all():
-                self.forms[index] = self._form(index + 1)
-        self.place = {form.kind: index for index, form in enumerate(self.forms, 1)}
+        for form in self.forms * 2:  # twice: a maximum is known after what it is a maximum of
+            if self.forms[form.at - 1].kind == "other" and np.isfinite(self.truth).all():
+                self.forms[form.at - 1] = self._form(form.at)
+        self.of = {form.kind: form for form in self.forms}
+        """Kind -> the form of the one state of this kind."""
 
     @cached_property
     def few(self) -> Array:
         """The results where every other point is left out: a norm is another norm there."""
         return self.call(self.points[:, ::2])
-
-    def form(self, *kinds: str) -> Form | None:
-        """The form of the one state of these kinds."""
-        return next((form for form in self.forms if form.kind in kinds), None)
 
     def call(self, columns: Array) -> Array:
         """The new values; NaN where the update cannot be run."""
@@ -157,16 +155,17 @@ class Sampler:
         nothing, keep, take, decay, double = map(float, probes)
         forms = []
         if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
-            forms.append(Form("mean", keep, take, decay / take))
+            forms.append(Form(index, "mean", keep, take, decay / take))
         if nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
-            forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
-        forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
+            forms.append(Form(index, "square", keep, take, float(np.sqrt(decay / take))))
+        forms.append(Form(index, "peak", keep, 1.0, decay - nothing, nothing))
         for form in forms:
             if self.explains(form.new(self.points[index + 1], self.g, self.p), index):
                 return form
-        squares = [index for index, form in enumerate(self.forms, 1) if form.kind == "square"]
-        top = any(self.explains(np.maximum(self.points[index + 1], self.truth[square]), index) for square in squares)
-        return Form("maximum", 1.0) if top else Form()
+        for square in (form.at for form in self.forms if form.kind == "square"):
+            if self.explains(np.maximum(self.points[index + 1], self.truth[square]), index):
+                return Form(index, "maximum", 1.0)
+        return Form(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,24 +189,24 @@ def roots(bare: float, full: float, least: float) -> list[Root]:
     return [Root(False, beside if abs(beside) > 1e-14 else 0.0), Root(True, inside)]
 
 
-def _roots(sampler: Sampler, below: str, gathered: int = 0) -> list[Root]:
+def _roots(sampler: Sampler, below: str = "square", gathered: Form | None = None) -> list[Root]:
     """The possible denominators: a step, or the state that gathers the steps, is taken over a square near 0 and over 1.
 
     The third point, a parameter alone, gives LAMB a norm."""
     if below == "one":
         return [Root()]
-    m, v = sampler.place.get("mean", 0), sampler.place["peak" if below == "peak" else "square"]
-    moment = m > 0 and below != "centred"
+    mean, second = sampler.of.get("mean"), sampler.of["peak" if below == "peak" else "square"]
+    moment = mean is not None and below != "centred"
     g = 0.0 if moment else 1e-6  # so small that the square of the gradient does not hide a small moment
-    states: dict[int, Column] = {m: [moment, moment, 0]} if m else {}
-    new = sampler.at([g, g, 0], [0, 0, 1], states | {v: [_LEAST, 1, 1]})
-    bare, full = map(float, (new[gathered] if gathered else -new[0])[:2])
-    return roots(bare, full, float(new[v][0]) ** (2 if below == "peak" else 1))
+    states: dict[int, Column] = {mean.at: [moment, moment, 0]} if mean else {}
+    new = sampler.at([g, g, 0], [0, 0, 1], states | {second.at: [_LEAST, 1, 1]})
+    bare, full = map(float, (new[gathered.at] if gathered else -new[0])[:2])
+    return roots(bare, full, float(new[second.at][0]) ** (2 if below == "peak" else 1))
 
 
 def _averages(sampler: Sampler, below: str) -> bool:
     """Return whether the moments are averages of the same gradient with decay."""
-    mean, second = sampler.form("mean"), sampler.form("square", "peak")
+    mean, second = sampler.of.get("mean"), sampler.of.get("square", sampler.of.get("peak"))
     if second is None:
         return mean is None or bool(mean.keep)
     if mean is not None:
@@ -223,32 +222,29 @@ def _averages(sampler: Sampler, below: str) -> bool:
 
 def _quotient(formula: Formula, sampler: Sampler) -> Fit | None:
     """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
-    place, truth, p = sampler.place, sampler.truth, sampler.p
     if not _averages(sampler, formula.below):
         return None
-    m, v, k = place.get("mean", 0), place.get("square", place.get("peak", 0)), place.get("other", 0)
-    moment = m > 0 and formula.below != "centred"
-    w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
-    squares: dict[str, Callable[[], Array]] = {
-        "one": lambda: np.ones(1),
-        "square": lambda: truth[place.get("maximum", v)],
-        "peak": lambda: truth[v] ** 2,
-        "centred": lambda: truth[v] - truth[m] ** 2,
-    }
-    above = [truth[m]] * moment + [sampler.g + w * p] * (formula.direct or not moment)
-    for root in _roots(sampler, formula.below, k):
-        quotients = [value / root.of(squares[formula.below]()) for value in above]
-        gathered = sampler.factors([sampler.points[k + 1], *quotients], k) if k else [0.0]
-        moved = sampler.factors([p, *([-truth[k]] if k else [-value for value in quotients])])
-        if gathered is None or moved is None or not moved[1] or (root.inside and formula.below == "peak"):
-            continue
-        factor, size, *direct = moved
-        hyper: dict[str, Hyper] = {"momentum": gathered[0]} if k else {}
-        eps = (sampler.forms[v - 1].eps if v else 0.0) or root.eps
-        return Fit(
-            hyper=hyper, size=size * gathered[-1] if k else size, kept=factor, coupled=w, eps=eps, inside=root.inside,
-            direct=sum(direct),
-        )  # fmt: skip
+    new = {kind: sampler.truth[form.at] for kind, form in sampler.of.items()}
+    mean, second, steps = (
+        sampler.of.get("mean"),
+        sampler.of.get("square", sampler.of.get("peak")),
+        sampler.of.get("other"),
+    )
+    moment = mean is not None and formula.below != "centred"
+    decayed = mean if moment else second
+    w, p = decayed.decay if decayed else 0.0, sampler.p
+    above = [new["mean"]] if moment else []
+    if formula.direct or not moment:
+        above.append(sampler.g + w * p)
+    for root in _roots(sampler, formula.below, steps):
+        quotients = [value / root.of(_BELOW[formula.below](new)) for value in above]
+        gathered = sampler.factors([sampler.points[steps.at + 1], *quotients], steps.at) if steps else [0.0, 1.0]
+        moved = sampler.factors([p, *([-new["other"]] if steps else [-value for value in quotients])])
+        if gathered is not None and moved is not None and moved[1] and not (root.inside and formula.below == "peak"):
+            return Fit(
+                size=moved[1] * gathered[1], kept=moved[0], coupled=w, direct=sum(moved[2:]), inside=root.inside,
+                eps=(second.eps if second else 0.0) or root.eps, hyper={"momentum": gathered[0]} if steps else {},
+            )  # fmt: skip
     return None
 
 
@@ -273,9 +269,9 @@ def _momentum(formula: Formula, sampler: Sampler) -> Fit | None:
 
 def _lamb(formula: Formula, sampler: Sampler) -> Fit | None:
     """Adam's direction plus decay, scaled by |parameter| / |direction|: believed if so at half of the points, too."""
-    m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
-    for root in _roots(sampler, "square") if _averages(sampler, "square") and not sampler.forms[m - 1].decay else ():
-        moments = sampler.truth[m] / root.of(sampler.truth[v])
+    mean, second, p = sampler.of["mean"], sampler.of["square"], sampler.p
+    for root in _roots(sampler) if _averages(sampler, "square") and not mean.decay else ():
+        moments = sampler.truth[mean.at] / root.of(sampler.truth[second.at])
         factor, pace = sampler.factors([p, -moments]) or (0.0, 0.0)
         if pace:
             direction = moments + (1 - factor) / pace * p
@@ -317,10 +313,10 @@ def _asgd(formula: Formula, sampler: Sampler) -> Fit | None:
 
 def _adadelta(formula: Formula, sampler: Sampler) -> Fit | None:
     """Steps of the size of earlier steps: root of their mean square / root of the gradients'."""
-    v, k = sampler.place["square"], sampler.place["other"]
-    square, u = sampler.forms[v - 1], sampler.points[k + 1]
-    for root in _roots(sampler, "square")[1:] if _averages(sampler, "square") else ():
-        delta = root.of(u) / root.of(sampler.truth[v]) * (sampler.g + square.decay * sampler.p)
+    square, k = sampler.of["square"], sampler.of["other"].at
+    u = sampler.points[k + 1]
+    for root in _roots(sampler)[1:] if _averages(sampler, "square") else ():
+        delta = root.of(u) / root.of(sampler.truth[square.at]) * (sampler.g + square.decay * sampler.p)
         moved, shares = sampler.factors([sampler.p, -delta]), sampler.factors([u, delta**2], k)
         if moved is not None and shares is not None and np.allclose(shares, [square.keep, square.take], 1e-6):
             return Fit(size=moved[1], kept=moved[0], coupled=square.decay, eps=root.eps, inside=True)
@@ -365,20 +361,14 @@ class Formula:
     summed: bool = False
     fit: Callable[[Formula, Sampler], Fit | None] = _quotient
 
-    def match(self, sampler: Sampler) -> Fit | None:
-        """The coefficients with which the formula is the update, or None."""
-        fit, square = self.fit(self, sampler), sampler.form("square")
-        summed = square is not None and square.keep == 1
-        if fit is None or summed is not self.summed:
-            return None
-        kept = {name: sampler.forms[sampler.place[kind] - 1].keep for name, kind in self.keeps.items()}
-        roles = {**_ROLES, **self.roles}
-        return replace(
-            fit, kind=self.name, hyper={**kept, **self.facts, **fit.hyper},
-            roles=fit.roles or tuple(roles[form.kind] for form in sampler.forms),
-        )  # fmt: skip
 
-
+_BELOW: Mapping[str, Callable[[Mapping[str, Array]], Array]] = {
+    "one": lambda new: np.ones(1),
+    "square": lambda new: new.get("maximum", new["square"]),
+    "peak": lambda new: new["peak"] ** 2,
+    "centred": lambda new: new["square"] - new["mean"] ** 2,
+}
+"""The square of a denominator, of the new states by kind."""
 _ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
 _BETAS = {"beta1": "mean", "beta2": "square"}
 _STEPS = {"mean": "mean gradient", "other": "momentum"}
@@ -412,13 +402,17 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
         sampler = Sampler(update_fn, scalars, names)
         if not np.isfinite(sampler.truth).all():
             return None
-        states = tuple(sorted(form.kind for form in sampler.forms))
-        tried = (x for x in FORMULAS if x.states == states and (x.fit is _lamb) is update_fn.reduces)
-        fit = next(filter(None, (formula.match(sampler) for formula in tried)), None)
-        elementwise = update_fn.reduces or np.allclose(sampler.few, sampler.truth[:, ::2], _EXACT, 0)
-    if fit is None or not elementwise:
-        return None
-    up = fit.size < 0
+        kinds, norms = [form.kind for form in sampler.forms], update_fn.reduces
+        tried = [x for x in FORMULAS if x.states == tuple(sorted(kinds)) and (x.fit is _lamb) is norms]
+        summed = any(form.kind == "square" and form.keep == 1 for form in sampler.forms)
+        fits = ((formula, formula.fit(formula, sampler)) for formula in tried if formula.summed is summed)
+        formula, fit = next((pair for pair in fits if pair[1] is not None), (None, None))
+        if formula is None or fit is None or not (norms or np.allclose(sampler.few, sampler.truth[:, ::2], _EXACT, 0)):
+            return None
+    shares = {name: sampler.of[kind].keep for name, kind in formula.keeps.items()}
+    roles, up = {**_ROLES, **formula.roles}, fit.size < 0
     return replace(
-        fit, size=abs(fit.size), flipped=up, direct=-fit.direct if up and fit.kind == "NAdam" else fit.direct
-    )
+        fit, kind=formula.name, size=abs(fit.size), flipped=up, hyper={**shares, **formula.facts, **fit.hyper},
+        roles=fit.roles or tuple(roles[kind] for kind in kinds),
+        direct=-fit.direct if up and formula.name == "NAdam" else fit.direct,
+    )  # fmt: skip
