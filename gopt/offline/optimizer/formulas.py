@@ -133,10 +133,10 @@ class Sampler:
     def factors(self, columns: Sequence[Array], index: int = 0) -> list[float] | None:
         """The factors with which the sum of columns is the new parameter, or the state at ``index``, by least squares
         of relative errors; a factor within 1e-12 of a whole number is this number."""
-        table = np.stack(np.broadcast_arrays(*columns), axis=1)
+        table, truth = np.array(columns).T, self.truth[index]
         rows = np.isfinite(table).all(axis=1)
         weights = 1 / np.abs(table[rows]).max(axis=1)
-        solved = np.linalg.lstsq(table[rows] * weights[:, None], self.truth[index][rows] * weights, rcond=None)[0]
+        solved = np.linalg.lstsq(table[rows] * weights[:, None], truth[rows] * weights, rcond=None)[0]
         solved = np.where(np.abs(solved - solved.round()) < 1e-12, solved.round(), solved)
         return [*map(float, solved)] if self.explains(table @ solved, index) else None
 
