@@ -48,7 +48,7 @@ class _Divided:
     """The nodes of a micro-batch, divided among the actions of a member."""
 
     def __init__(self, program: SpmdProgram, plan: StagePlan, actions: StageActions) -> None:
-        self.program, self.plan, self.micro = program, plan, actions.micro
+        self.program, self.plan, self.micro, self.steps = program, plan, actions.micro, actions
         self.order, self.backward = actions.order, actions.backward
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}
@@ -138,7 +138,9 @@ class _Divided:
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}
         times, lowered = self.program.micro_steps, []
         for part, action in self.actions.items():
-            nodes = sorted([*action.nodes, *common[part]], key=lambda node: position[node.first_output])
+            nodes = self.steps.in_order(part[0], *(
+                [(position[node.first_output], node) for node in some] for some in (action.nodes, common[part])
+            ))  # fmt: skip
             saved = {name: self.members[name] for name, parts in readers.items() if part in parts}
             saved |= {name: self.members[name] for name in readers if self.part_of[name] == part}
             name = self.plan.phase(*part)
