@@ -9,6 +9,7 @@ from typing import Unpack
 
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.kinds import Kinds
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import ChoiceEntry, ProofEntry
 from gopt.errors import OptionError
@@ -77,12 +78,13 @@ def shard(
     return sharded
 
 
-def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
-    """The proof of written ranks, for the report. Raises InvariantError for a value unlike the source's."""
+def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph, kinds: Kinds | None = None) -> ProofEntry:
+    """The proof of written ranks, for the report; ``kinds``: of all ranks, where some are written alone. Raises
+    InvariantError for a value unlike the source's."""
     from gopt.verification.proof.written_ranks import proof_entry
 
     with gc_paused():
-        return proof_entry(folder, manifest, training)
+        return proof_entry(folder, manifest, training, kinds)
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:

@@ -444,7 +444,7 @@ class FolderCheck(NodeChecker):
     def _parts(self, number: int) -> list[int]:
         """The expressions of which an expression is elements in a row."""
         op, _, operands, shape = self.forms[number]
-        inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat") else [number]
+        inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat", "take") else [number]
         return inner if prod(shape or ()) else []
 
     def _carry(
