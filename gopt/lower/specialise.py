@@ -28,6 +28,7 @@ from gopt.spmd.program import Accumulator, ShardedState, SpmdProgram
 
 T = TypeVar("T")
 
+_PAIRWISE = frozenset(name for name, record in COLLECTIVES.items() if record.pairwise)
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
 
@@ -347,7 +348,7 @@ class _PlacedRun:
 
 
 def _has_peer(node: Node) -> bool:
-    return node.domain == COMM and COLLECTIVES[node.op_type].pairwise
+    return node.domain == COMM and node.op_type in _PAIRWISE  # messages to servers are no collectives
 
 
 def _of_rank(block: RankBlock, distance: int) -> RankBlock:
