@@ -104,25 +104,6 @@ def group_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
-class _Stage(click.IntRange):
-    """A stage; an error lists them."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(super().convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(f"{value!r} is not one of 0, 1, 2, 3.", param, ctx)
-
-
-def stage_option(default: str) -> Callable[[F], F]:
-    """``--stage``; ``default``: without the option."""
-    return click.option(
-        "--stage", type=_Stage(0, 3), metavar="0|1|2|3",
-        help="0: nothing sharded; 1: optimizer states; 2: gradients too, also those that micro-steps sum; "
-        f"3: parameters too.  [default: {default}]",
-    )  # fmt: skip
-
-
 def jobs_option(function: F) -> F:
     """``--jobs``: how many processes work at once."""
     return click.option(

@@ -121,7 +121,7 @@ def render_report(report: Report, output: Path | None) -> None:
 
     out = console()
     render_before_after(out, report.source.file, report.mesh.axes, report.pipeline, report.before_after)
-    _render_buckets(out, buckets(report.pipeline))
+    _render_buckets(out, buckets(report.pipeline), report.mesh.mesh().data_ranks)
     for line in (*stage_lines(report.pipeline), *host_lines(report.pipeline)):
         out.print(line)
     _render_ranks(out, report)
@@ -151,14 +151,14 @@ def print_notes(out: Console, notes: Iterable[str], couplings: Iterable[Coupling
         out.print(f"note: {note}")
 
 
-def _render_buckets(out: Console, facts: Sequence[BucketFacts]) -> None:
+def _render_buckets(out: Console, facts: Sequence[BucketFacts], data_ranks: int) -> None:
     if not facts:
         return
     why = verbosity() is Verbosity.VERBOSE
     rows = [
         (
             bucket.name,
-            bucket.mode,
+            bucket.sharing(data_ranks),
             len(bucket.tensors),
             "" if bucket.classes is None else bucket.classes,
             format_bytes(bucket.nbytes),

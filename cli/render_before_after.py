@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -94,12 +94,19 @@ def _is_shown(record: PassRecord, text: str) -> bool:
 
 
 def set_options(record: PassRecord) -> list[str]:
-    """The options of a pass other than defaults."""
-    from gopt.passes import PASSES
+    """The options of a pass other than defaults; of a pass that runs on request the option of ``gopt shard`` asking."""
+    from gopt.passes import ON_REQUEST, PASSES
 
     spec = PASSES.get(record.name)
     usual: dict[str, Any] = {} if spec is None else {field.name: field.default for field in fields(spec.options)}
-    return [f"{name}={value}" for name, value in record.options.items() if _differs(usual.get(name), value)]
+    if record.name in ON_REQUEST:
+        asked, value = next(iter(record.options.items()))
+        return [f"{record.name}={value}", *_set({**record.options, asked: None}, usual)]
+    return _set(record.options, usual)
+
+
+def _set(options: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in options.items() if _differs(usual.get(name), value)]
 
 
 def _differs(usual: Any, value: Any) -> bool:

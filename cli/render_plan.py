@@ -44,7 +44,7 @@ _LEGEND = {
     "exposed": "time of calls during which a rank does not compute",
     "step": "the time of a step: its parts, and what else the device takes",
     "step/batch": "the time of a step for each batch: the ranks of a step compute several",
-    "shard, tp": "ranks with batches of their own, which share states, and ranks that compute one batch together",
+    "mesh": "ranks along shard have batches of their own and share states; along other axes they compute one together",
     "sent/batch": "bytes that a rank sends for each batch: the ranks of a step compute several batches",
     "time/batch": "what calls add for each batch; overlapped bytes do not count, latency always does",
 }
@@ -83,7 +83,7 @@ def render_plan(
             out.print(f"{numbers:>3} {why}")
     print_left(out, len(rows) - len(shown))
     for name, text in _LEGEND.items():
-        if name.split(", ")[-1] in columns:
+        if name in columns:
             out.print(f"{name}: {text}")
     if not wide:
         out.print("more columns: --wide")
@@ -138,7 +138,7 @@ def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
         head = [*(() if mesh else ("mesh",)), *_HEAD, "micro-batches", "again", "host"]
         return [name for name in (*head, *_BYTES, *_TIMED[:-1], f"step{per}") if name not in absent]
     figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
-    columns = [*(() if mesh else ("shard", "tp")), *_HEAD, *_BYTES, *figures]
+    columns = [*(() if mesh else ("mesh",)), *_HEAD, *_BYTES, *figures]
     dropped = _WIDE_ONLY if mesh else _WIDE_ONLY | _WIDEST_ONLY
     return columns if wide else [name for name in columns if name not in dropped]
 
@@ -152,10 +152,9 @@ def _best_of_each(rows: Sequence[RankedChoice]) -> list[RankedChoice]:
 
 
 def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
-    settings, costs, axes = choice.settings, choice.costs, dict(choice.mesh.axes)
+    settings, costs = choice.settings, choice.costs
     cells = {
-        "shard": str(axes.get("shard", 1)),
-        "tp": str(axes.get("tp", 1)),
+        "mesh": str(choice.mesh),
         "sent/batch": format_bytes(round(choice.sent)),
         "stage": str(settings.stage),
         "partition": settings.partition,
@@ -175,7 +174,7 @@ def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
     if choice.time is not None:
         cells |= {name: format_seconds(getattr(choice.time, name)) for name in _TIMED[:-1]}
         cells["micro-batches"] = " × ".join(filter(None, (str(settings.accumulate), settings.schedule)))
-        cells |= {"mesh": str(choice.mesh), "again": settings.recompute or "", "host": settings.offload or ""}
+        cells |= {"again": settings.recompute or "", "host": settings.offload or ""}
         cells |= {
             "step": format_seconds(choice.time.seconds),
             "step/batch": format_seconds(choice.time.seconds / choice.batches),

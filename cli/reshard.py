@@ -10,14 +10,17 @@ import click
 
 from gopt.errors import OptionError
 
-from .options import axis_option, axis_table, build_mesh, is_given, pass_option, pass_settings_option, stage_option
+from .options import axis_option, axis_table, build_mesh, is_given, pass_option, pass_settings_option
 from .server_options import MODES, given_options, split_options
+from .sharding_options import accumulate_option, cut_options, no_prove_option, time_options
 from .terminal import print_json, print_note
 
 if TYPE_CHECKING:
     from gopt.records.mesh import AxisKind
 
-_OF_RANKS = ("ranks", "mesh", "axis", "stage", "partition", "options")
+_KEPT = "as it was"
+_SETTINGS = ("stage", "partition", "schedule", "recompute", "offload")
+_OF_RANKS = ("ranks", "mesh", "axis", "options", "no_prove", *_SETTINGS)
 _OF_SERVERS = (
     "trainers", "servers", "mode", "pull", "roles", "slicing", "minimum", "placement", "server_map", "loss_reduction",
     "fixed_trainers", "every", "delay_compensation", "count", "wire", "table", "no_tables", "table_memory",
@@ -32,17 +35,15 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @axis_option
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.")
-@stage_option("as it was")
-@click.option(
-    "--partition",
-    type=click.Choice(["flat", "rows", "whole"]),
-    help="Cut tensors anywhere, between rows, or not at all.  [default: as it was]",
-)
+@cut_options(_KEPT, _KEPT)
+@accumulate_option("update of ranks, or push of trainers", _KEPT)
+@time_options(_KEPT, _KEPT, _KEPT)
 @split_options(*MODES)
 @pass_settings_option
 @click.option(
     "--explain", "explained", is_flag=True, help="Print which bytes of which file make each state, and write nothing."
 )
+@no_prove_option
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(path: str, explained: bool, **args: Any) -> None:
@@ -59,6 +60,8 @@ def command(path: str, explained: bool, **args: Any) -> None:
       gopt reshard step.ranks --ranks 4 -o step4.ranks
       gopt reshard checkpoints/step_00000100 --mesh dp=2,shard=2 \\
           --stage 3 -o bigger.ranks
+      gopt reshard step.ranks --mesh pp=2,shard=2 --micro-batches 4 \\
+          --schedule zb-h1 --recompute full -o stages.ranks
       gopt reshard step.split --servers 4 -o step4.split
       gopt reshard step.split --ranks 4 -o step4.ranks
       gopt reshard step.ranks --trainers 4 --servers 2 -o step.split
@@ -89,19 +92,17 @@ def _shown(name: str) -> str:
 
 
 def _shard(path: str, target: Path, args: dict[str, Any]) -> None:
-    from gopt.offline.merge import reshard
+    from gopt.steps.shard_options import PASS_OPTIONS
+    from gopt.verbs.folders import reshard
 
     from .render import render_report
     from .render_progress import progress
 
     options: dict[str, dict[str, object]] = {}
-    for name, value in (
-        ("stage", args["stage"]),
-        ("partition", args["partition"]),
-        ("bucket-mb", args["bucket_mb"]),
-    ):
-        if value is not None:
-            options.setdefault("shard", {})[name] = value
+    for name in (*_SETTINGS, "bucket_mb"):
+        if args[name] is not None:
+            owner, option = PASS_OPTIONS[name]
+            options.setdefault(owner, {})[option] = args[name]
     for owner, option, text in map(pass_option, args["options"]):
         if option in options.get(owner, {}):
             raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
@@ -111,9 +112,10 @@ def _shard(path: str, target: Path, args: dict[str, Any]) -> None:
         if args["ranks"] is None and args["mesh"] is None:
             raise OptionError("the number of ranks is missing", _KINDS)
         grid = build_mesh(args["ranks"], args["mesh"], None, _kinds(path, args["mesh"], args["axis"]))
-        sharded = reshard(path, grid, options=options, accumulate=args["accumulate"], note=print_note)
-        advance("checking and writing")
-        report = sharded.write(target, force=args["force"])
+        sharded = reshard(
+            path, grid, options=options, accumulate=args["accumulate"], prove=not args["no_prove"], note=print_note
+        )
+        report = sharded.write(target, force=args["force"], advance=advance)
     if args["as_json"]:
         print_json(report.to_json())
     else:

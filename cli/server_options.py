@@ -116,10 +116,6 @@ def split_options(*modes: str) -> Callable[[F], F]:
             help="Fix the number of trainers: without it, gopt run --trainers may give another."
         ),
         click.option(
-            "--accumulate", type=int, metavar="K",
-            help="Sum the gradients of K micro-steps for one push: two files, micro and update.  [default: 1]",
-        ),
-        click.option(
             "--loss-reduction", metavar="mean|sum|weighted:VALUE",
             help="Combine the gradients of trainers: mean for a mean loss; sum for a summed loss; "
             "weighted:VALUE for a loss "

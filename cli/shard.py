@@ -12,8 +12,9 @@ from gopt.system.background import processes
 from gopt.system.garbage import free_at_exit, gc_paused
 
 from .auto import auto_of, auto_options, check_auto
-from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options, stage_option
+from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options
 from .shard_request import ShardRequest
+from .sharding_options import accumulate_option, cut_options, no_prove_option, time_options
 from .terminal import print_json, print_text
 
 
@@ -22,47 +23,18 @@ from .terminal import print_json, print_text
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .ranks]")
-@stage_option("2")
-@click.option(
-    "--partition",
-    type=click.Choice(["flat", "rows", "whole"]),
-    help="Cut tensors anywhere, between rows, or not at all.  [default: flat]",
-)
+@cut_options("2", "flat")
 @click.option(
     "--bucket-mb",
     type=float,
     metavar="M",
     help="Send at most M MiB in one call; 0: each tensor by itself.  [default: total/8, 1 to 25]",
 )
-@click.option(
-    "--accumulate",
-    "--micro-batches",
-    "accumulate",
-    type=click.IntRange(1),
-    metavar="K",
-    help="Sum the gradients of K micro-steps for one update: two files per rank, micro and update; on pipeline stages "
-    "(pp) a file for each action of a stage, and update.  [default: 1]",
+@accumulate_option(
+    "update: two files per rank, micro and update; on pipeline stages (pp) a file for each action of a stage, and "
+    "update",
 )
-@click.option(
-    "--schedule",
-    metavar="NAME|FILE",
-    help="Order the micro-batches of pipeline stages: gpipe, 1f1b, interleaved:V, zb-h1, zb-v, or a file such as "
-    "schedule.txt.  [default: 1f1b]",
-)
-@click.option(
-    "--recompute",
-    metavar="full|selective|BYTES",
-    help="Compute values of the forward again in the backward: all inside of repeated blocks (full), those of few "
-    "operations for their bytes (selective), or the fewest operations with which a rank has at most BYTES alive, such "
-    "as 200MiB.  [default: save all]",
-)
-@click.option(
-    "--offload",
-    metavar="states|activations|PATTERN|BYTES",
-    help="Keep values in the memory of the host, beside a device: optimizer states, which are updated there (states), "
-    "values between forward and backward (activations), those that a PATTERN names, or as few as leave a rank at most "
-    "BYTES alive; several with commas between.  [default: all on the device]",
-)
+@time_options("1f1b", "save all", "all on the device")
 @click.option(
     "--loss-reduction",
     metavar="mean|sum|weighted:VALUE|sum:NAMES|auto",
@@ -105,9 +77,7 @@ from .terminal import print_json, print_text
     is_flag=True,
     help="Write the placement of each value into source.onnx, as sharding specs of ONNX IR 11.",
 )
-@click.option(
-    "--no-prove", is_flag=True, help="Write ranks without a proof that they equal the source: see gopt prove."
-)
+@no_prove_option
 @click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

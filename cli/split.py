@@ -14,6 +14,7 @@ from gopt.system.garbage import gc_paused
 
 from .options import is_given, jobs_option, read_config, role_map, role_options, statistics_option
 from .server_options import MODES, build_split_options, split_options
+from .sharding_options import accumulate_option
 from .terminal import print_json
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _SERVERS_ALONE = (
 @click.command("split")
 @click.argument("model", type=click.Path(readable=False))
 @split_options(*MODES, "allreduce")
+@accumulate_option("push: two files, micro and update")
 @click.option("-o", "--output", metavar="DIR", help="The folder to write.  [default: the model's stem + .split]")
 @click.option("--config", metavar="FILE", help="Read accumulate and [roles] from this gopt.toml.")
 @click.option(

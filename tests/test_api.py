@@ -10,10 +10,10 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
+from gopt.offline.call_search import CallSearch
 from gopt.offline.diff import diff
 from gopt.offline.inspect import inspect_model
 from gopt.offline.inspect_folder import inspect_folder
-from gopt.offline.plan import choices
 from gopt.offline.plan_ranking import rank_choices
 from gopt.passes.shard.plan import ShardPlan
 from gopt.records.mesh import Mesh
@@ -43,7 +43,7 @@ def objects(folder: Path) -> Iterator[tuple[str, Any]]:
         "diff": diff(FIXTURES / "mlp_sgd.onnx", FIXTURES / "gpt_adamw.onnx"),
         "ran": next(each for each in sharded.ran if each.record.name == "prune"),
     }.items()  # fmt: skip
-    found = list(choices(source.training, Mesh.parse("shard=2"), caps=[None]))
+    found = list(CallSearch(caps=[None]).whole(source.training, Mesh.parse("shard=2"), None))
     yield from (("choice", found[0]), ("ranked", rank_choices(found, None)[0]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,9 +49,12 @@ def _report(
     lowered: Sequence[LoweredPhase] | None = None,
 ) -> CostReport:  # fmt: skip
     """The figures of a variant's ranks."""
-    times = _times(phases(program) if lowered is None and program.micro_steps > 1 else lowered or ())
+    files = phases(program) if lowered is None and program.micro_steps > 1 else lowered or ()
+    times = _times(files)
     cap = bucket_cap(run.record for run in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
+    places = Counter(node.outputs[0] for phase in files for node in phase.graph.nodes if node.domain == COMM)
+    standing = [call for call in calls for _ in range(max(places[call.node.outputs[0]], 1))]  # in several actions
     kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in CallContent}
     between_stages = round(transferred(program, times))
     kinds[CallContent.OTHER.value] += between_stages
@@ -59,7 +63,7 @@ def _report(
     bound = traffic_bound(program, calls) + between_stages
     return CostReport(
         Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0),
-        CallCounts(len(calls), packing_bound(program, calls, cap), cap),
+        CallCounts(len(standing), packing_bound(program, standing, cap), cap),
         measure(calls),
     )
 

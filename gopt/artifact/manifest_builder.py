@@ -52,8 +52,13 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, common),
-        ranks=tuple(_rank_entries(program, by_rank)),
+        ranks=tuple(rank_entries(program, by_rank, files_of(by_rank))),
     )
+
+
+def files_of(by_rank: Mapping[int, Sequence[RankGraph]]) -> dict[int, dict[str, str]]:
+    """The files of each rank, by phase."""
+    return {rank: {part.phase.name: rank_file(rank, part.phase) for part in parts} for rank, parts in by_rank.items()}
 
 
 def source_states(training: TrainingGraph) -> tuple[SourceState, ...]:
@@ -90,15 +95,20 @@ def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
     return by_rank
 
 
-def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph]]) -> Iterator[RankEntry]:
-    states_of: dict[int, tuple[LocalState, ...]] = {}
+def rank_entries(
+    program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph]], files: Mapping[int, Mapping[str, str]]
+) -> Iterator[RankEntry]:
+    """The entries of ranks; ranks of a kind share the records of states, sums and saved values."""
+    carried: dict[int, tuple[tuple[LocalState, ...], tuple[LocalAccumulator, ...]]] = {}
+    saved_of: dict[tuple[int, ...], tuple[SavedValue, ...]] = {}
     for rank, parts in by_rank.items():
-        files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
         fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-        content = parts[0].content
-        if content not in states_of:
-            states_of[content] = tuple(map(local_state, parts[0].states))
-        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), _saved(parts), fed)
+        key, saved = id(parts[0].states), tuple(id(part.saved) for part in parts)
+        if key not in carried:
+            carried[key] = tuple(map(local_state, parts[0].states)), local_accumulators(parts[0])
+        if saved not in saved_of:
+            saved_of[saved] = _saved(parts)
+        yield RankEntry(rank, "trainer", dict(files[rank]), *carried[key], saved_of[saved], fed)
 
 
 def _pipeline(program: SpmdProgram) -> PipelineEntry | None:

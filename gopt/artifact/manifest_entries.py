@@ -164,8 +164,8 @@ class LocalState:
     """The value is true where ranks hold different values of the state, a running statistic that is not averaged; the
     key is absent otherwise."""
     copy: bool = field(default=False, metadata=OPTIONAL)
-    """The value is true where the state is a low-precision copy, always the cast of another state of the ranks; the key
-    is absent otherwise."""
+    """The value is true where the state is a copy, always equal to another state of the ranks, or to its cast: in low
+    precision, or on another pipeline stage; the key is absent otherwise."""
 
     @property
     def elements(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
@@ -56,6 +56,33 @@ def write_ranks(
         files.files[name] = files.files.pop(name)
 
 
+def write_kinds(
+    files: Inventory, program: SpmdProgram, values: StatesFile, common: Sequence[RankState],
+    ranks: Mapping[int, Sequence[RankGraph]],
+) -> dict[int, dict[str, str]]:  # fmt: skip
+    """Write a file for each kind of graphs; returns, by rank, phase -> file. ``ranks``: the kinds, by rank. Ranks of a
+    kind differ in the numbers of peers, and in the manifest's pieces of states. Raises OSError."""
+    names, writers = KindFiles(), dict[int, _RankWriter]()
+    name_of: dict[Hashable, str] = {}
+    file_of: dict[int, str] = {}
+    for number, parts in ranks.items():
+        for part in parts:
+            if part.kind in file_of:
+                continue
+            if id(part.phase) not in writers:
+                writers[id(part.phase)] = _RankWriter(program.of(number), part.phase, values, common, names)
+            writer = writers[id(part.phase)]
+            local = writer.local(part)
+            key = id(part.phase), tuple(map(id, part.blocks)), local
+            if key not in name_of:
+                name_of[key] = f"kind_{len(name_of):04d}.{part.phase.name}.onnx"
+                graph = writer.graph_of(part)
+                with files.create(name_of[key]) as file:
+                    file.writelines([*writer.front(part, graph), graph])
+            file_of[part.kind] = name_of[key]
+    return {number: {part.phase.name: file_of[part.kind] for part in parts} for number, parts in ranks.items()}
+
+
 def _check_bytes(ranks: Sequence[RankGraph], writers: Mapping[int, _RankWriter]) -> None:
     """Raise OptionError for too many bytes, before any is written: the files of a phase are about as large."""
     firsts = {id(rank.phase): rank for rank in reversed(ranks)}
@@ -87,6 +114,13 @@ class RankFiles:
             return {"gopt.format": "gopt-rank/1", "gopt.mesh": str(program.mesh), "gopt.rank": str(rank)}
         entries = {"gopt.format": "gopt-rank/1", "gopt.role": self.role}
         return entries if self.alone else entries | {"gopt.server": str(rank)}
+
+
+class KindFiles(RankFiles):
+    """Files of several ranks together."""
+
+    def metadata(self, program: SpmdProgram, rank: int) -> dict[str, str]:
+        return {"gopt.format": "gopt-rank/1", "gopt.mesh": str(program.mesh)}
 
 
 def rank_file(rank: int, phase: LoweredPhase) -> str:
@@ -175,6 +209,10 @@ class _RankWriter:
 
     def graph_of(self, rank: RankGraph) -> bytes:
         """The graph in the file of a rank, and of all that have its content."""
+        return b"".join([*map(self._block, rank.blocks), self._body, self.local(rank)])
+
+    def local(self, rank: RankGraph) -> bytes:
+        """The inputs, outputs, stored values and types of some ranks alone."""
         local = onnx.GraphProto()
         for state in rank.own:
             if state.input in self.graph.inputs:
@@ -191,7 +229,8 @@ class _RankWriter:
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
                 local.value_info.append(value_info(name, rank.types[name]))
-        return b"".join([*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)])
+        data: bytes = local.SerializeToString(deterministic=True)
+        return data
 
     def front(self, rank: RankGraph, graph: bytes) -> tuple[bytes, bytes]:
         """The bytes before ``graph`` in the file of a rank."""

@@ -181,7 +181,7 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
         reducible, sent = _reducible(variant), dict[tuple[int, int], int]()
         alike: dict[tuple[int, ...], RankUsage] = {}
         for rank in members:
-            content = tuple(part.content for part in by_rank[rank])
+            content = tuple(part.kind for part in by_rank[rank])
             if content not in alike:
                 nbytes = _rank_bytes(variant, common, by_rank[rank], reducible)
                 alike[content] = RankUsage(rank, nbytes, _calls(variant, by_rank[rank], sent))

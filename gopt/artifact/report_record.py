@@ -213,11 +213,15 @@ class ProofEntry:
     """The text says why something is unproven; it is empty for a complete proof."""
     files: Digest
     """The digest is the SHA-256 of the names and digests of the files that were read, and of the manifest."""
+    unwritten: Count = field(default=0, metadata=OPTIONAL)
+    """So many more ranks of the mesh are in the proof, by files of kinds of ranks, and were not written; the key is
+    absent where all ranks were written."""
 
     def line(self) -> str:
         """The proof in a line."""
         count = self.proven + len(self.open)
         what = f"{self.proven} of {count} new states, losses and metrics equal the source's for all values"
+        what += f", on all ranks: {self.unwritten} were not written" if self.unwritten else ""
         return f"proven: {what}" if not self.reason else f"unproven: {what if count else self.reason}"
 
 

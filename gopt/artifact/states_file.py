@@ -143,7 +143,8 @@ def plan_states_file(program: SpmdProgram) -> StatesFile:
     for name, tensor in (source.initializers | constants).items():
         if name not in placed and (name in states or tensor.nbytes > INLINE):
             _add(values, [(name, tensor)], [program.parts.get(name)])
-    for parameter, copy in program.copies().items():
+    for copy in (state for state in program.states if state.copy):
+        parameter = copy.slices[0].tensor
         if parameter in source.initializers:
             type = TensorType(copy.dtype, source.types[parameter].shape)
             whole = Tensor(type, cast_of=source.initializers[parameter])

@@ -30,9 +30,9 @@ def check_ranks(
     for rank in ranks:
         if id(rank.phase) not in shared_of:
             shared_of[id(rank.phase)] = _SharedValues.of(program, rank, common)
-        if rank.content not in reads_of:
-            reads_of[rank.content] = _closed(program, rank, shared_of[id(rank.phase)])
-    reads = sum(reads_of[rank.content] for rank in ranks)
+        if rank.kind not in reads_of:
+            reads_of[rank.kind] = _closed(program, rank, shared_of[id(rank.phase)])
+    reads = sum(reads_of[rank.kind] for rank in ranks)
     firsts = list({rank.rank: rank for rank in ranks}.values())
     tiled = _tiles(program, firsts)
     return [
@@ -130,11 +130,11 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     calls_of: dict[int, dict[str, list[Node]]] = {}
     count = 0
     for rank in ranks:
-        if rank.content not in calls_of:
-            by_group = calls_of[rank.content] = {}
+        if rank.kind not in calls_of:
+            by_group = calls_of[rank.kind] = {}
             for node in (call for call in rank.calls if call.op_type not in (*MESSAGES, *TRANSFERS)):
                 by_group.setdefault(str(node.attributes["group"]), []).append(node)
-        for group, nodes in calls_of[rank.content].items():
+        for group, nodes in calls_of[rank.kind].items():
             groups.setdefault((rank.phase.name, group, program.mesh.first(group, rank.rank)), {})[rank.rank] = nodes
             count += len(nodes)
     for (_, group, start), calls in groups.items():
@@ -175,14 +175,14 @@ def _tiles(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     """Over all ranks sharing a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
     boxed: dict[tuple[str, Box | None], Counter[tuple[int, int]]] = {}
-    alike = Counter(rank.content for rank in ranks)
+    alike = Counter(rank.kind for rank in ranks)
     if alike.total() != program.mesh.ranks:
         return 0
-    for rank in {rank.content: rank for rank in ranks}.values():
+    for rank in {rank.kind: rank for rank in ranks}.values():
         for state in rank.states:
             for piece in () if state.copy else state.pieces:
                 parts = boxed.setdefault((piece.tensor, piece.box), Counter())
-                parts[piece.start, piece.stop] += alike[rank.content]
+                parts[piece.start, piece.stop] += alike[rank.kind]
     _boxes(program, boxed)
     ranges = {tensor: parts for (tensor, box), parts in boxed.items() if box is None}
     for sharded in program.states:

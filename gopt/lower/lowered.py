@@ -29,6 +29,8 @@ class LoweringContext:
     mesh: Mesh = ONE_RANK
     sharded: Mapping[str, Sharding] = field(default_factory=dict)
     """The shardings of values that ranks have parts of."""
+    rank: int = 0
+    """The number of the rank, for peers alone: ranks alike but for this number have the same nodes."""
 
 
 @dataclass(slots=True)

@@ -35,6 +35,8 @@ class LoweredProgram:
     checks: list[Check]
     beside: Task[Any]
     """The work that was asked for beside this."""
+    kinds: Callable[[int], list[RankGraph]] = lambda _: []
+    """The graphs of any rank, with the peers of the rank in each graph."""
 
 
 def lower(
@@ -77,7 +79,9 @@ def lower(
         checked.result()  # it may say more: which rule the program breaks
         raise
     checked.result()
-    return LoweredProgram(graphs, common, checks, task)
+    return LoweredProgram(
+        graphs, common, checks, task, lambda rank: [item.kind(rank) for item in specialisers[id(program.of(rank))]]
+    )
 
 
 def _check_values(program: SpmdProgram) -> None:

@@ -94,6 +94,8 @@ class RankGraph:
     """Local types of values that ranks have parts of."""
     functions: list[FunctionProto] = field(default_factory=list)
     """Bodies of the opaque operators among the nodes."""
+    like: RankGraph | None = None
+    """The graph with the same content but for the numbers of peers: the peers of ``like.rank``."""
 
     def __repr__(self) -> str:
         count = sum(len(block.nodes) for block in self.blocks)
@@ -125,6 +127,11 @@ class RankGraph:
     def content(self) -> int:
         """A number common to graphs that ``specialise`` made once for several ranks."""
         return id(self.blocks)
+
+    @property
+    def kind(self) -> int:
+        """A number common to graphs with the same content but for the numbers of peers."""
+        return id((self.like or self).blocks)
 
     @property
     def own(self) -> list[RankState | RankAccumulator | RankSaved]:

@@ -6,12 +6,15 @@ differing in constants alone share all nodes.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 from onnx import FunctionProto
 
-from gopt.ir.graph import COMM, SPMD, Node
+from gopt.collectives.table import COLLECTIVES
+from gopt.ir.graph import COMM, SPMD, Node, clone
 from gopt.ir.opaque.function_export import with_functions
 from gopt.ir.opaque.refold import REFOLD, RefoldedCall
 from gopt.ir.opset import opset_of
@@ -23,6 +26,9 @@ from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
 from gopt.spmd.program import Accumulator, ShardedState, SpmdProgram
 
+T = TypeVar("T")
+
+_PAIRWISE = frozenset(name for name, record in COLLECTIVES.items() if record.pairwise)
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""
 
@@ -59,31 +65,45 @@ class Specialiser:
         """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], RankBlock] = {}
         self._version = opset_of(program.graph.header)
-        self._made: dict[tuple[str, ...], dict[tuple[int, ...], RankGraph]] = {}
-        """Axes whose coordinates a graph follows -> coordinates -> the graph."""
+        self._holdings: _MadeOnce[_Holding] = _MadeOnce(lambda read, _: self._hold(read))
+        self._contents: _MadeOnce[RankGraph] = _MadeOnce(self._content)
+        self._kinds: dict[tuple[int, int], RankGraph] = {}
+        self._unlike: dict[Hashable, RankGraph] = {}
+        """Contents, but for the numbers of peers."""
 
     def rank(self, rank: int) -> RankGraph:
         """The graph of one rank of the mesh; ranks that differ along other axes alone share its contents."""
-        coordinates = self.program.mesh.coordinates(rank)
-        for axes, graphs in self._made.items():
-            if (graph := graphs.get(tuple(coordinates[axis] for axis in axes))) is not None:
-                return replace(graph, rank=rank)
-        read = _ReadCoordinates(coordinates)
-        graph = self._specialised(_Rank(read, RankGraph(rank, self.phase, [], [])))
-        self._made.setdefault(tuple(read.axes), {})[tuple(read.axes.values())] = graph
-        return graph
+        kind = self.kind(rank)
+        blocks = [_of_rank(block, rank - kind.rank) for block in kind.blocks] if rank != kind.rank else kind.blocks
+        if all(map(operator.is_, blocks, kind.blocks)):
+            return replace(kind, rank=rank)
+        return replace(kind, rank=rank, blocks=blocks, like=kind)
 
-    def _share(self, at: _Rank) -> _Share:
+    def kind(self, rank: int) -> RankGraph:
+        """The graph of a rank, with the peers of the rank in the graph."""
+        coordinates = self.program.mesh.coordinates(rank)
+        holding = self._holdings.of(coordinates, rank)
+        content = self._contents.of(coordinates, rank, holding.present)
+        key = id(holding), id(content)
+        if key not in self._kinds:
+            self._kinds[key] = replace(
+                content, blocks=list(content.blocks), states=holding.states, accumulators=holding.accumulators,
+                saved=holding.saved, types=content.types | holding.types,
+            )  # fmt: skip
+        return self._kinds[key]
+
+    def _share(self, coordinates: Mapping[str, int]) -> _Share:
         if self.program.stages is None:
             return self._whole
-        member = at.coordinates[PIPELINE]
+        member = coordinates[PIPELINE]
         if member not in self._shares:
             self._shares[member] = self._whole.on_stage_of(member)
         return self._shares[member]
 
-    def _specialised(self, at: _Rank) -> RankGraph:
-        share = self._share(at)
-        self._hold(at, share)
+    def _content(self, read: _ReadCoordinates, present: frozenset[str]) -> RankGraph:
+        """The nodes of a rank; ``present``: the inputs from file to file, of the rank."""
+        at = _Rank(read, RankGraph(read.rank, self.phase, [], []), present=set(present))
+        share = self._share(read)
         nodes: list[Node] = []
         for item in share.items:
             if isinstance(item, RankBlock):
@@ -94,7 +114,12 @@ class Specialiser:
                     nodes += item.nodes if at.alias.keys().isdisjoint(item.reads) else self._each(at, item.nodes)
                     at.present |= item.results
             else:
-                nodes += self._own(at, item)
+                result = self._own(at, item)
+                if any(map(_has_peer, result)):  # in a block alone: all other blocks are the same on more ranks
+                    self._close(at, nodes)
+                    self._close(at, [*result])
+                else:
+                    nodes += result
         self._close(at, nodes)
         if not at.out.blocks:  # such as the input half of a backward of the first stage
             at.out.blocks.append(NOTHING)
@@ -105,29 +130,37 @@ class Specialiser:
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:
             self._add_functions(at)
-        return at.out
+            return at.out
+        blocks = tuple(_without_numbers(block, read.rank) for block in at.out.blocks)
+        arrays = at.out.constants.items()
+        constants = frozenset((name, array.dtype.str, array.shape, array.tobytes()) for name, array in arrays)
+        return self._unlike.setdefault((blocks, constants, frozenset(at.out.types.items())), at.out)
 
-    def _hold(self, at: _Rank, share: _Share) -> None:
-        """Note the states and accumulators the rank has."""
+    def _hold(self, coordinates: Mapping[str, int]) -> _Holding:
+        """The states, the accumulators and the saved values of a rank."""
+        share, present = self._share(coordinates), set[str]()
+        result = _Holding()
         for state in share.states:
-            if state.sharding.covers(at.coordinates):
+            if state.sharding.covers(coordinates):
                 flat = state.sharding.flat is not None
-                rank_state = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
-                at.out.states.append(rank_state)
-                at.present.add(state.input)
+                part = _run(self.program, coordinates, state) if flat else _whole(self.program, state, coordinates)
+                result.states.append(part)
+                present.add(state.input)
         for summed in share.sums:
-            if summed.present(at.coordinates):
-                type = summed.local_type(at.coordinates)
-                at.out.accumulators.append(RankAccumulator(summed.input, summed.output, type))
-                at.out.types[summed.input] = type
+            if summed.present(coordinates):
+                type = summed.local_type(coordinates)
+                result.accumulators.append(RankAccumulator(summed.input, summed.output, type))
+                result.types[summed.input] = type
         for name, members in self.phase.saved.items():
-            if at.coordinates[PIPELINE] in members:
+            if coordinates[PIPELINE] in members:
                 sharding, type = self.program.sharded.get(name), self.phase.graph.types[name]
                 if sharding is not None:
-                    type = TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates))
-                at.out.saved.append(RankSaved(name, type))
+                    type = TensorType(type.dtype, sharding.local_shape(type.dims, coordinates))
+                result.saved.append(RankSaved(name, type))
                 if name in self.phase.graph.inputs:
-                    at.present.add(name)
+                    present.add(name)
+        result.present = frozenset(present)
+        return result
 
     def _each(self, at: _Rank, nodes: Iterable[Node]) -> Iterator[Node]:
         return (own for node in nodes for own in self._own(at, node))
@@ -145,7 +178,8 @@ class Specialiser:
             if not at.alias.keys().isdisjoint(node.inputs):
                 node = _with(node, [at.alias.get(name, name) for name in node.inputs])
             program = self.program
-            context = LoweringContext(at.coordinates, at.present, program.graph.types, program.mesh, program.sharded)
+            types, rank = program.graph.types, at.coordinates.rank
+            context = LoweringContext(at.coordinates, at.present, types, program.mesh, program.sharded, rank)
             lowered = LOWERED[node.op_type](node, context)
             at.out.constants.update(lowered.constants)
             at.out.types.update(lowered.types)
@@ -233,11 +267,41 @@ class _Share:
         )
 
 
+@dataclass(slots=True)
+class _Holding:
+    """States, sums and saved values of a rank. ``present``: the inputs among them."""
+
+    states: list[RankState] = field(default_factory=list)
+    accumulators: list[RankAccumulator] = field(default_factory=list)
+    saved: list[RankSaved] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    present: frozenset[str] = frozenset()
+
+
+class _MadeOnce(Generic[T]):
+    """Results of ``make`` for coordinates, once for all ranks with the same coordinates along the axes read."""
+
+    def __init__(self, make: Callable[[_ReadCoordinates, Any], T]) -> None:
+        self.make = make
+        self._results: dict[tuple[str, ...], dict[Hashable, T]] = {}
+
+    def of(self, coordinates: Mapping[str, int], rank: int, further: Hashable = None) -> T:
+        """The result for a rank; ``further``: the second operand."""
+        for axes, results in self._results.items():
+            result = results.get((further, *(coordinates[axis] for axis in axes)))
+            if result is not None:
+                return result
+        read = _ReadCoordinates(coordinates, rank)
+        result = self.make(read, further)
+        self._results.setdefault(tuple(read.axes), {})[further, *read.axes.values()] = result
+        return result
+
+
 class _ReadCoordinates(Mapping[str, int]):
     """The coordinates of a rank. ``axes``: what was read."""
 
-    def __init__(self, coordinates: Mapping[str, int]) -> None:
-        self._of = coordinates
+    def __init__(self, coordinates: Mapping[str, int], rank: int) -> None:
+        self._of, self.rank = coordinates, rank
         self.axes: dict[str, int] = {}
 
     def __getitem__(self, axis: str) -> int:
@@ -281,6 +345,35 @@ class _PlacedRun:
     sharding: Sharding
     reads: frozenset[str]
     results: frozenset[str]
+
+
+def _has_peer(node: Node) -> bool:
+    return node.domain == COMM and node.op_type in _PAIRWISE  # messages to servers are no collectives
+
+
+def _of_rank(block: RankBlock, distance: int) -> RankBlock:
+    """A block of a rank so far behind: peers are behind as well."""
+    if not any(map(_has_peer, block.calls)):
+        return block
+    nodes = []
+    for node in block.nodes:
+        if _has_peer(node):
+            attributes, node = node.attributes, clone(node)
+            node._attributes = {**attributes, "peer": attributes["peer"] + distance}
+        nodes.append(node)
+    return RankBlock.of(tuple(nodes), shared=block.shared)
+
+
+def _without_numbers(block: RankBlock, rank: int) -> Hashable:
+    """A block, which ranks share, or the calls with peers counted from a rank."""
+    if not any(map(_has_peer, block.calls)):
+        return block
+    facts: list[Hashable] = []
+    for node in block.nodes:
+        peer = node.attributes["peer"] - rank if _has_peer(node) else None
+        fact = (node.op_type, *node.inputs, "to", *node.outputs, str({**node.attributes, "peer": peer}))
+        facts.append(node if peer is None else fact)
+    return tuple(facts)
 
 
 def _has_root(node: Node) -> bool:
@@ -344,14 +437,14 @@ def _whole(program: SpmdProgram, state: ShardedState, coordinates: Mapping[str, 
     return RankState(state.input, state.output, type, (piece,), state.local, state.copy)
 
 
-def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
-    start, stop = state.sharding.part(at.coordinates)
+def _run(program: SpmdProgram, coordinates: Mapping[str, int], state: ShardedState) -> RankState:
+    start, stop = state.sharding.part(coordinates)
     pieces = tuple(
         ShardRange(
             part.tensor,
             part.start + max(start - part.offset, 0),
             part.start + min(stop - part.offset, part.elements),
-            program.box(part.tensor, at.coordinates),
+            program.box(part.tensor, coordinates),
         )
         for part in state.slices
         if max(start, part.offset) < min(stop, part.offset + part.elements)

@@ -30,7 +30,7 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
     shows = target < 0 and half in ("", SHOWN)
 
     def rank_at(peer: int) -> int:
-        return mesh.index_at("+".join(axis for axis, _ in mesh.axes), {**context.coordinates, group: peer})
+        return mesh.members(group, context.rank)[peer]
 
     def call(op_type: str, inputs: list[str], outputs: list[str], peer: int, **attributes: object) -> Node:
         attributes = {"group": group, "peer": peer, "tag": node.attributes["tag"], **attributes}

@@ -48,7 +48,7 @@ class _Divided:
     """The nodes of a micro-batch, divided among the actions of a member."""
 
     def __init__(self, program: SpmdProgram, plan: StagePlan, actions: StageActions) -> None:
-        self.program, self.plan, self.micro = program, plan, actions.micro
+        self.program, self.plan, self.micro, self.steps = program, plan, actions.micro, actions
         self.order, self.backward = actions.order, actions.backward
         self.actions = {part: _Action() for part in self.order}
         self.members: dict[str, tuple[int, ...]] = {}
@@ -138,7 +138,9 @@ class _Divided:
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}
         times, lowered = self.program.micro_steps, []
         for part, action in self.actions.items():
-            nodes = sorted([*action.nodes, *common[part]], key=lambda node: position[node.first_output])
+            nodes = self.steps.in_order(part[0], *(
+                [(position[node.first_output], node) for node in some] for some in (action.nodes, common[part])
+            ))  # fmt: skip
             saved = {name: self.members[name] for name, parts in readers.items() if part in parts}
             saved |= {name: self.members[name] for name in readers if self.part_of[name] == part}
             name = self.plan.phase(*part)
@@ -155,12 +157,18 @@ class _Divided:
                     yield position[name], node
 
     def _check_statistics(self, lowered: Sequence[LoweredPhase]) -> None:
-        """Raise UnsupportedError for a moved statistic that a backward reads."""
-        for phase in lowered:
-            moved = next((name for name in self.program.loop_carried if name in phase.graph.inputs), None)
-            if moved is not None and not phase.name.startswith(ActionKind.FORWARD.value):
+        """Raise UnsupportedError for a statistic that an action moves, and another one reads: actions of other
+        micro-batches run in between."""
+        for state in self.program.states:
+            if state.output not in self.micro:
+                continue
+            uses = [
+                phase.name for phase in lowered
+                if state.input in phase.graph.inputs or state.output in phase.graph.outputs
+            ]  # fmt: skip
+            if len(uses) > 1:
                 raise UnsupportedError(
-                    f"the backward reads the running statistic {show(moved)}, which later micro-batches move before it "
-                    "runs",
+                    f"the {uses[0]} and the {uses[-1]} of a micro-batch read the running statistic "
+                    f"{show(state.input)}, which other micro-batches move in between",
                     "leave out --micro-batches, or the axis pp",
                 )

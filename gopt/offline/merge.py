@@ -15,7 +15,7 @@ from gopt.artifact.states_file import INLINE, StatesFile
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
-from gopt.passes import DEFAULT, PASSES, find
+from gopt.passes import DEFAULT, PASSES, find, joined
 from gopt.passes.base import build_options, dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.shard.options import Options, useless
@@ -105,7 +105,8 @@ def _pipeline(
     """The pipeline of the report with some options replaced; for a split, the default pipeline."""
     if contents.manifest.parameter_server is not None:
         inherited = {"loss-reduction": contents.manifest.loss_reduction}
-        return build_pipeline(None, {**options, "shard": inherited | dict(options.get("shard", {}))})
+        chosen = {**options, "shard": inherited | dict(options.get("shard", {}))}
+        return build_pipeline(joined([(name, {}) for name in DEFAULT], options), chosen)
     remaining = {name: dict(values) for name, values in options.items()}
     items = []
     for entry in contents.report.pipeline:
@@ -118,19 +119,8 @@ def _pipeline(
         elif name == "pipeline":
             whole = _of_stages(whole, overrides, mesh, note)
         items.append((name, whole))
-    return build_pipeline(_with_axes(items, mesh), remaining)
-
-
-def _with_axes(items: list[tuple[str, dict[str, Any]]], mesh: Mesh) -> list[tuple[str, dict[str, Any]]]:
-    """The passes with those of axes that the mesh has and the old one had not, where the default pipeline has them."""
-    sizes, names = dict(mesh.axes), [name for name, _ in items]
-    for name in DEFAULT:
-        if sizes.get(PASSES[name].axis, 1) > 1 and name not in names:
-            behind = DEFAULT[DEFAULT.index(name) + 1 :]
-            at = next((place for place, other in enumerate(names) if other in behind), len(names))
-            items.insert(at, (name, {}))
-            names.insert(at, name)
-    return items
+    of_axes = {name for name in DEFAULT if mesh.along(PASSES[name].axis) > 1}
+    return build_pipeline(joined(items, of_axes | remaining.keys()), remaining)
 
 
 def _of_stages(

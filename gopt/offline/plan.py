@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,15 +11,16 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.cost_report import CostReport, cost_report
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
+from gopt.lower.variants import check_variants
 from gopt.offline.device import DeviceFigures
-from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, ShardSettings
 from gopt.offline.stage_time import StagedStep, ordered
 from gopt.offline.step_time import Machine, StepTime, step_time
 from gopt.offline.times import CommTimes, times
-from gopt.passes.preflight import check_planned
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
 from gopt.schedules.builders import build_schedule
+from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import LivePeaks, accumulated, held, live, members, reduced_gradient_bytes
 from gopt.spmd.traffic import calls_of
@@ -91,50 +92,6 @@ class PlanChoice:
         return record | ({} if self.time is None else {"step": asdict(self.time)})
 
 
-def choices(
-    training: TrainingGraph,
-    mesh: Mesh,
-    *,
-    caps: Sequence[float | None] | None = None,
-    topology: Topology | None = None,
-    advance: Callable[[str], None] = lambda _: None,
-) -> Iterator[PlanChoice]:
-    """Run the passes for every choice and weigh the resulting graph; no rank's graph is made.
-
-    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
-    split once for all choices. Where no ranks share states, all stages are stage 0."""
-    check_planned(mesh)
-    split = split_program(training, mesh, topology)
-    yield from split_choices(split, caps=caps, topology=topology, advance=advance)
-
-
-def split_choices(
-    split: SpmdProgram,
-    *,
-    caps: Sequence[float | None] | None = None,
-    topology: Topology | None = None,
-    advance: Callable[[str], None] = lambda _: None,
-) -> Iterator[PlanChoice]:
-    """As ``choices``, of a step made by ``split_program``."""
-    mesh = split.mesh
-    caps = bucket_choices(split.training) if caps is None else caps
-    for partition in PARTITIONS:
-        for cap in caps:
-            alike: PlanChoice | None = None
-            for stage in STAGES if mesh.shard_axis else STAGES[:1]:
-                if stage == 0 and partition != PARTITIONS[0]:
-                    continue
-                settings = ShardSettings(stage, partition, cap)
-                advance(f"{mesh}: {settings}")
-                if stage == 2 and alike is not None and not accumulates(split):
-                    # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
-                    yield replace(alike, settings=settings)
-                    continue
-                choice = estimate_cost(split, settings, topology)
-                alike = choice if stage == 1 else None
-                yield choice
-
-
 def accumulates(program: SpmdProgram) -> bool:
     """Return whether the source sums gradients over steps."""
     return any(state.kind is StateKind.ACCUMULATOR for state in program.training.states)
@@ -192,10 +149,20 @@ def estimate_costs(
     split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology | None, device: DeviceFigures | None
 ) -> Iterator[PlanChoice]:
     """The costs of choices with the same passes for a step made by ``split_program``: they differ in schedules of one
-    placement, and in the number of several micro-batches."""
+    placement, and in the number of several micro-batches. Raises OptionError and UnsupportedError where ``gopt shard``
+    refuses the choices."""
     step = split.fork()
     pipeline = alike[0].pipeline(topology)
     ran = replace(pipeline, stages=pipeline.stages[_COMPUTATION:]).run(step)
+    check_variants(step)
+    yield from costs_of(step, ran, alike, topology, device)
+
+
+def costs_of(
+    step: SpmdProgram, ran: Sequence[PassRun], alike: Sequence[ShardSettings], topology: Topology | None,
+    device: DeviceFigures | None,
+) -> Iterator[PlanChoice]:  # fmt: skip
+    """The costs of a step behind its passes, for choices as in ``estimate_costs``."""
     calls = calls_of(step)
     rows, ranks = held(step), members(step)
     even = max(map(balance, {**rows, "gradients": reduced_gradient_bytes(step)}.values()))

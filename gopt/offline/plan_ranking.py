@@ -36,10 +36,10 @@ def rank_choices(choices: Sequence[PlanChoice], memory: int | None) -> list[Rank
     fewest calls; the most even."""
 
     def key(choice: PlanChoice) -> tuple[bool, float, float, int, int, float]:
-        return (_over(choice, memory), choice.seconds, *_ties(choice))
+        return (not fits(choice, memory), choice.seconds, *_ties(choice))
 
     ordered = sorted(choices, key=key)
-    return [RankedChoice(choice, not _over(choice, memory), _why(choice, ordered[0], memory)) for choice in ordered]
+    return [RankedChoice(choice, fits(choice, memory), _why(choice, ordered[0], memory)) for choice in ordered]
 
 
 def best(choices: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
@@ -54,8 +54,15 @@ def best(choices: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
     return top
 
 
-def _over(choice: PlanChoice, memory: int | None) -> bool:
-    return memory is not None and choice.held > memory
+def held_first(choice: PlanChoice, memory: int | None) -> tuple[bool, float, float, float, int, int, float]:
+    """The key of an order with choices beyond ``memory`` bytes behind others, by bytes held."""
+    over = not fits(choice, memory)
+    return (over, choice.held if over else 0, choice.seconds, *_ties(choice))
+
+
+def fits(choice: PlanChoice, memory: int | None) -> bool:
+    """Return whether a choice is within the memory of a rank."""
+    return memory is None or choice.held <= memory
 
 
 def _ties(choice: PlanChoice) -> tuple[float, int, int, float]:
@@ -64,7 +71,7 @@ def _ties(choice: PlanChoice) -> tuple[float, int, int, float]:
 
 def _why(choice: PlanChoice, top: PlanChoice, memory: int | None) -> str:
     """One sentence: why the choice ranks behind the first."""
-    if _over(choice, memory) and memory is not None:
+    if memory is not None and not fits(choice, memory):
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
     if choice is top:
         return _praise(choice, memory)

@@ -22,10 +22,6 @@ class ActionTimes:
     transfers: Mapping[StageAction, float]
     lowered: Sequence[LoweredPhase]
 
-    @property
-    def update(self) -> LoweredPhase:
-        return next(phase for phase in self.lowered if phase.name == UPDATE)
-
 
 class StagedStep:
     """A step on pipeline stages with several micro-batches, in the order of schedules with the same placement and the
@@ -37,13 +33,14 @@ class StagedStep:
         self.program, self.device = program, machine.device
         self.clock = Clock(ordered(program, schedule), machine, coordinates)
         self._times = self._timed(phases(program), schedule)
+        self._update = self.clock.timed(next(phase for phase in self._times.lowered if phase.name == UPDATE))
 
     def time(self, schedule: Schedule) -> StepTime:
         """The time of a step in the order of a schedule: the micro-batches, then the update of each member."""
         times = self._times
         update = StepSimulation(self.clock.members, self.clock.prices)
         update.streams = scheduled(schedule, times.parts, times.transfers)
-        self.clock.add(update, times.update.graph.nodes, times.update.graph.outputs)
+        self.clock.add(update, self._update)
         return total(update.streams, self.device)
 
     def phases(self, micro_batches: int) -> list[LoweredPhase]:
@@ -62,7 +59,7 @@ class StagedStep:
         transfers: dict[StageAction, float] = {}
         for phase in lowered:
             if phase.name != UPDATE:
-                simulation = self.clock.run(phase.graph.nodes, phase.graph.outputs, apart=True)
+                simulation = self.clock.run(phase, apart=True)
                 kind, chunk = part_of[phase.name]
                 for member, stream in enumerate(simulation.streams):
                     parts[kind, stages_of[member][chunk]] = stream

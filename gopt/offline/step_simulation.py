@@ -73,12 +73,10 @@ class ComputeStream:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds beside the nodes. ``calls``: first output of a call -> seconds on the link; ``transfers``: tag of a
-    transfer between stages -> the same; ``start``: of each call, and ``message``: of each transfer, without any
-    computation on the member; ``segment``: of the nodes between two calls; ``overlaps``: whether a member computes
-    during a call."""
+    """Seconds beside the nodes. ``transfers``: tag of a transfer between stages -> seconds on the link; ``start``: of
+    each call, and ``message``: of each transfer, without any computation on the member; ``segment``: of the nodes
+    between two calls; ``overlaps``: whether a member computes during a call."""
 
-    calls: Mapping[str, float]
     transfers: Mapping[int, float] = field(default_factory=dict)
     start: float = 0.0
     message: float = 0.0
@@ -100,7 +98,7 @@ class StepSimulation:
         self.sent = [0.0] * members
 
     def run(self, nodes: Sequence[Node], seconds: Sequence[float]) -> None:
-        """Run nodes in order; ``seconds``: of each node. Linear time."""
+        """Run nodes in order; ``seconds``: of each node, and of each call on its link. Linear time."""
         everyone = self.streams
         for node, time in zip(nodes, seconds, strict=True):
             if transfers(node):
@@ -112,7 +110,7 @@ class StepSimulation:
                 streams = [everyone[placement.member]] if isinstance(placement, OnMember) else everyone
             for stream in streams:
                 if node.domain == COMM:
-                    self._call(stream, node)
+                    self._call(stream, node, time)
                 elif node.domain == HOST:
                     self._copy(stream, node, time)
                 else:
@@ -132,12 +130,12 @@ class StepSimulation:
             stream.finish()
         return max(stream.clock for stream in self.streams)
 
-    def _call(self, stream: ComputeStream, node: Node) -> None:
+    def _call(self, stream: ComputeStream, node: Node, time: float) -> None:
         stream.start(self.prices.start)
         axes = str(node.attributes["group"]).split("+")
         ready = [stream.arrivals[name].time for name in node.reads if name in stream.arrivals]
         begin = max([stream.clock, *ready, *(stream.free.get(axis, 0.0) for axis in axes)])
-        end = begin + self.prices.calls[node.outputs[0]]
+        end = begin + time
         stream.free.update(dict.fromkeys(axes, end))
         stream.arrivals.update(dict.fromkeys(node.outputs, Delivery(end, False)))
         if not self.prices.overlaps:

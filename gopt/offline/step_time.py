@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gopt.ir.graph import Node
+from gopt.ir.graph import COMM, Node
 from gopt.ir.host_copies import HOST
-from gopt.lower.phases import phases
+from gopt.lower.phases import UPDATE, LoweredPhase, phases
 from gopt.offline.device import DeviceFigures
 from gopt.offline.roofline import node_works
 from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
@@ -48,6 +48,10 @@ class Machine:
     topology: Topology
 
 
+TimedNodes = tuple[Sequence[Node], Sequence[float]]
+"""Nodes in order, and the seconds of each."""
+
+
 class Clock:
     """Times the nodes of a program on the ranks at some coordinates, for all members along ``pp``."""
 
@@ -56,35 +60,45 @@ class Clock:
         self.coordinates = {axis: at for axis, at in coordinates.items() if axis != PIPELINE}
         self.members = program.mesh.size(PIPELINE) if program.stages is not None else 1
         self.sizes = LocalSizes.at(program, coordinates)
+        self._calls: dict[str, float] = {}
+        """First output of a call -> seconds on the link."""
+        self._final = program.phase_results() if program.micro_steps > 1 else ({}, {})
+        """Of a micro-step and of the update: the name of a result in the file -> the name in the step."""
         self.prices = self._prices()
 
-    def run(self, nodes: Sequence[Node], results: Collection[str], *, apart: bool = False) -> StepSimulation:
-        """Simulate some nodes in order; ``results``: values with readers behind; ``apart``: transfers between stages
-        take no time here."""
+    def run(self, phase: LoweredPhase, *, apart: bool = False) -> StepSimulation:
+        """Simulate the file of a phase; ``apart``: transfers between stages take no time here."""
         simulation = StepSimulation(self.members, self.prices, apart)
-        self.add(simulation, nodes, results)
+        self.add(simulation, self.timed(phase))
         return simulation
 
-    def add(self, simulation: StepSimulation, nodes: Sequence[Node], results: Collection[str]) -> None:
-        """Run the nodes of a file in a simulation, and wait for all calls."""
+    def add(self, simulation: StepSimulation, timed: TimedNodes) -> None:
+        """Run a file in a simulation, and wait for all calls."""
         for stream in simulation.streams:
             stream.open(self.device.run)
-        nodes = [node for node in nodes if _covers(node, self.coordinates)]
-        simulation.run(*self._timed(nodes, results))
+        simulation.run(*timed)
         simulation.finish()
 
-    def _timed(self, nodes: Sequence[Node], results: Collection[str]) -> tuple[Sequence[Node], list[float]]:
-        """Nodes with the copies between device and host, and the seconds of each."""
-        program, device, sizes = self.program, self.device, self.sizes
+    def timed(self, phase: LoweredPhase) -> TimedNodes:
+        """The nodes of a phase on the ranks, with the copies between device and host, and the seconds of each."""
+        nodes = [node for node in phase.graph.nodes if _covers(node, self.coordinates)]
+        program, device, sizes, results = self.program, self.device, self.sizes, phase.graph.outputs
+        original = self._final[phase.name == UPDATE]
         if device.host_link is None or program.host == HostValues():
-            return nodes, [work.seconds(device) for work in node_works(nodes, sizes, results, device.fuse_from)]
+            works = node_works(nodes, sizes, results, device.fuse_from)
+            return nodes, [
+                self._call(node, original) if node.domain == COMM else work.seconds(device)
+                for node, work in zip(nodes, works)
+            ]
         moved = set(program.host.activations)
         step = copied(program, nodes, sizes, moved.difference(*(node.outputs for node in nodes)), moved & {*results})
-        sizes = sizes.renamed(step.original)
+        sizes, original = sizes.renamed(step.original), {**original, **step.original}
         rate = device.efficiency * device.host_link
         seconds = []
         for node, work in zip(step.nodes, node_works(step.nodes, sizes, {*results, *step.original}, device.fuse_from)):
-            if node.domain == HOST:
+            if node.domain == COMM:
+                seconds.append(self._call(node, original))
+            elif node.domain == HOST:
                 seconds.append(device.launch + sizes.nbytes(node.outputs[0]) / rate)
             elif step.on_host.isdisjoint(node.outputs):
                 seconds.append(work.seconds(device))
@@ -92,9 +106,16 @@ class Clock:
                 seconds.append(work.launches * device.launch + work.nbytes / device.host_stream)
         return step.nodes, seconds
 
+    def _call(self, node: Node, original: Mapping[str, str]) -> float:
+        """Seconds of a call on its link. ``original``: a name in a file -> the name in the step."""
+        name = node.outputs[0]
+        while name in original and original[name] != name:
+            name = original[name]
+        return self._calls[name]
+
     def _prices(self) -> Prices:
         """The calls, on links; all ranks of a stage make the calls of the stage."""
-        program, calls = self.program, {}
+        program, calls = self.program, self._calls
         for call in calls_of(program):
             start, moving = call_times(call, self.topology)
             of_stage = program.stages is not None and isinstance(call.node.sharding.on(PIPELINE), OnMember)
@@ -106,7 +127,7 @@ class Clock:
                 seconds[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
         device = self.device
         message = device.call if device.message is None else device.message
-        return Prices(calls, seconds, device.call, message, device.segment, device.overlaps)
+        return Prices(seconds, device.call, message, device.segment, device.overlaps)
 
 
 def _covers(node: Node, coordinates: Mapping[str, int]) -> bool:
@@ -121,8 +142,8 @@ def step_time(program: SpmdProgram, machine: Machine, coordinates: Mapping[str, 
     other than through gradients."""
     clock, device = Clock(program, machine, coordinates), machine.device
     if program.micro_steps == 1:
-        return total(clock.run(program.graph.nodes, program.graph.outputs).streams, device)
-    runs = [(phase.times, clock.run(phase.graph.nodes, phase.graph.outputs)) for phase in phases(program)]
+        return total(clock.run(phases(program)[0]).streams, device)
+    runs = [(phase.times, clock.run(phase)) for phase in phases(program)]
     return total([joined([stream for times, simulation in runs for stream in simulation.streams * times])], device)
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gopt.analysis.training import Phase, StateKind, TrainingGraph
+from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
+from gopt.offline.mesh_search import Refusals, leading
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
+from gopt.offline.plan_ranking import fits
 from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
-from gopt.records.mesh import PIPELINE, SHARD, TENSOR, Mesh
+from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
 
-MOST_STAGES = 8
-"""Members along ``pp`` up to which meshes are weighed."""
-MOST_MESHES = 5
-"""So many meshes are weighed: those whose computation alone takes least."""
 SIMPLE = ("gpipe", ONE_FORWARD, "zb-h1")
 """Schedules with one stage on each member, which share all passes."""
 CHUNKED = ("interleaved:2", "zb-v")
@@ -42,54 +40,100 @@ class TimedSearch:
     caps: Sequence[float | None] | None = None
     fixed: ShardSettings = DEFAULTS
     advance: Callable[[str], None] = lambda _: None
+    refused: Refusals = field(default_factory=Refusals)
     _computations: dict[Mesh, SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def plain(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
+    def bounds(self, training: TrainingGraph, meshes: Iterable[Mesh]) -> list[tuple[float, Mesh]]:
+        """The meshes by a lower bound of the time of a step for each batch: forward and backward, divided evenly, and
+        the least wait of stages, as of zb-v."""
+        graph, device = training.graph, self.device
+        batchwise = [node for node in graph.nodes if node.phase is not Phase.UPDATE]
+        works = node_works(batchwise, LocalSizes(graph), graph.outputs, device.fuse_from)
+        starts = sum(work.launches for work in works) * device.launch
+        work = sum(item.seconds(device) for item in works) - starts
+        result = []
+        for mesh in meshes:
+            stages = mesh.along(PIPELINE)
+            together = mesh.ranks // mesh.data_ranks // stages
+            count = self.fixed.accumulate if self.fixed.accumulate > 1 else stages * together
+            turn = (work / together + starts) / stages
+            result.append((turn * (1 + (stages - 1) / (6 * count)) / mesh.data_ranks, mesh))
+        return sorted(result, key=lambda item: item[0])
+
+    def outline(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
+        """Stage 2 with 1f1b; stage 3 too where stage 2 does not fit."""
+        alike = self._alike(mesh, batches)
+        shown = [settings for settings in alike if settings.schedule in (None, ONE_FORWARD)] or alike
+        topology, split = Topology.parse(self.link, mesh), self._split(training, mesh, shown[0])
+        for stage in (2, 3) if mesh.shard_axis else STAGES[:1]:
+            choices = list(self._costs(split, [replace(item, stage=stage) for item in shown[:1]], topology))
+            yield from choices
+            if any(map(self.fits, choices)):
+                return
+
+    def whole(self, training: TrainingGraph, mesh: Mesh, batches: int | None) -> Iterator[PlanChoice]:
         """The choices of a mesh with flat buckets and simple schedules; where none fits, computed again in part.
 
         ``batches``: of the source in a step, over all ranks; None leaves the number open.
         """
-        topology, counts = Topology.parse(self.link, mesh), self._micro_batches(mesh, batches)
-        staged = mesh.along(PIPELINE) > 1 and counts[0] > 1
-        cap = None if self.caps is None else self.caps[0]
-        base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap)
-        alike = [
-            replace(base, accumulate=count, schedule=name)
-            for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
-        ]  # fmt: skip
+        alike, topology = self._alike(mesh, batches), Topology.parse(self.link, mesh)
+        several = alike[0].accumulate > 1
         split = self._split(training, mesh, alike[0])
         choices: list[PlanChoice] = []
-        shared = STAGES[1:] if counts[0] > 1 else STAGES  # stage 0 sums as stage 1 does, and updates more
+        shared = STAGES[1:] if several else STAGES  # stage 0 sums as stage 1 does, and updates more
         for stage in shared if mesh.shard_axis else STAGES[:1]:
-            if stage == 2 and counts[0] == 1 and not accumulates(split):  # the step of stage 1
-                choices.append(replace(choices[-1], settings=replace(choices[-1].settings, stage=2)))
+            if stage == 2 and not several and not accumulates(split):  # the step of stage 1
+                ones = [choice for choice in choices if choice.settings.stage == 1]
+                choices += [replace(choice, settings=replace(choice.settings, stage=2)) for choice in ones]
             else:
-                choices += self._costs(split, [replace(settings, stage=stage) for settings in alike], topology)
+                choices += self._admitted(split, [replace(settings, stage=stage) for settings in alike], topology)
         yield from choices
-        if self.memory is not None and not any(map(self.fits, choices)):
+        if choices and self.memory is not None and not any(map(self.fits, choices)):
             yield from self._again(split, min(choices, key=lambda choice: choice.held), topology)
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
-        """Further buckets and schedules for the best choice so far; the rest of its settings stays."""
+        """Further partitions, buckets and schedules for the best choice so far; the rest of its settings stays."""
         mesh, settings = best.mesh, best.settings
         topology = Topology.parse(self.link, mesh)
         split = self._split(training, mesh, settings)
+        variants = [best]
+        for partition in PARTITIONS[1:] if settings.stage and mesh.shard_axis else ():
+            variants += self._admitted(split, [replace(settings, partition=partition)], topology)
+        top = leading(variants, self.memory) or best
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
-            yield from self._costs(split, [replace(settings, bucket_mb=cap)], topology)
+            variants += self._admitted(split, [replace(top.settings, bucket_mb=cap)], topology)
+        yield from variants[1:]
+        top = leading(variants, self.memory) or best
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
-            chunked = replace(settings, schedule=name)
+            chunked = replace(top.settings, schedule=name)
             try:
                 forked = self._split(training, mesh, chunked)
                 yield from self._costs(forked, [chunked], topology)
             except (OptionError, UnsupportedError):
                 continue  # too few layers for two stages on each member
 
+    def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
+        """Nothing: the time of a step includes nodes computed whole."""
+        return iter(())
+
     def fits(self, choice: PlanChoice) -> bool:
         """Return whether a choice is within the memory of a rank."""
-        return self.memory is None or choice.held <= self.memory
+        return fits(choice, self.memory)
+
+    def _alike(self, mesh: Mesh, batches: int | None) -> list[ShardSettings]:
+        """Settings with flat buckets, different in micro-batches and simple schedules."""
+        counts = self._micro_batches(mesh, batches)
+        staged = mesh.along(PIPELINE) > 1 and counts[0] > 1
+        cap = None if self.caps is None else self.caps[0]
+        base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap)
+        return [
+            replace(base, accumulate=count, schedule=name)
+            for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
+        ]  # fmt: skip
 
     def _split(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings) -> SpmdProgram:
         """The step of a mesh on the stages of ``settings``; its computation is split once."""
+        self.refused.check(training, mesh, settings.accumulate)
         if mesh not in self._computations:
             self._computations[mesh] = split_computation(training, mesh, Topology.parse(self.link, mesh))
         return cut_in_stages(self._computations[mesh], settings)
@@ -97,6 +141,10 @@ class TimedSearch:
     def _costs(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> Iterator[PlanChoice]:
         self.advance(f"{split.mesh}: {alike[0]}")
         yield from estimate_costs(split, alike, topology, self.device)
+
+    def _admitted(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> list[PlanChoice]:
+        """The choices accepted by ``gopt shard``."""
+        return self.refused.admitted(f"{split.mesh}, {alike[0]}", self._costs(split, alike, topology))
 
     def _again(self, split: SpmdProgram, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
         """The choice of least memory with values of the forward computed again, or on the host, until it fits."""
@@ -126,37 +174,3 @@ class TimedSearch:
             return [batches // mesh.data_ranks]
         members = mesh.along(PIPELINE)
         return [2 * members, 4 * members] if members > 1 else [1]
-
-
-def meshes_with_stages(ranks: int, tensor: Sequence[Mesh]) -> list[Mesh]:
-    """``pp=p`` in front of meshes of ``ranks / p`` ranks, for every p up to MOST_STAGES that divides ``ranks``;
-    ``tensor``: the meshes without stages, which come first."""
-    result = list(tensor)
-    for stages in range(2, min(ranks, MOST_STAGES) + 1):
-        for mesh in tensor if ranks % stages == 0 else ():
-            axes = dict(mesh.axes)
-            data, rest = divmod(axes.get(SHARD, 1), stages)
-            if data and not rest:
-                parts = ((PIPELINE, stages), (SHARD, data), (TENSOR, axes.get(TENSOR, 1)))
-                result.append(Mesh(tuple(axis for axis in parts if axis[1] > 1)))
-    return result
-
-
-def shortest_first(training: TrainingGraph, meshes: Sequence[Mesh], search: TimedSearch) -> list[tuple[float, Mesh]]:
-    """The meshes by a lower bound of the time of a step for each batch: forward and backward, divided evenly, and the
-    least wait of stages, as of zb-v. States beyond the memory leave a mesh out."""
-    graph, device = training.graph, search.device
-    batchwise = [node for node in graph.nodes if node.phase is not Phase.UPDATE]
-    works = node_works(batchwise, LocalSizes(graph), graph.outputs, device.fuse_from)
-    starts = sum(work.launches for work in works) * device.launch
-    work = sum(item.seconds(device) for item in works) - starts
-    kinds = (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)
-    states = sum(graph.types[state.tensor].nbytes for state in training.states if state.kind in kinds)
-    result = []
-    for mesh in meshes:
-        stages, tensor = mesh.along(PIPELINE), mesh.along(TENSOR)
-        count = search.fixed.accumulate if search.fixed.accumulate > 1 else stages * tensor
-        if search.memory is None or states / mesh.ranks <= search.memory:
-            turn = (work / tensor + starts) / stages
-            result.append((turn * (1 + (stages - 1) / (6 * count)) / mesh.data_ranks, mesh))
-    return sorted(result, key=lambda item: item[0])

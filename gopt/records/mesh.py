@@ -36,7 +36,9 @@ AXES = {
 
 PIPELINE = "pp"
 """The axis of a mesh along which the step is cut into stages."""
-SHARD, TENSOR = "shard", "tp"
+SHARD, TENSOR, EXPERT = "shard", "tp", "ep"
+TOKENS = ("cp", "sp")
+"""Axes whose ranks see parts of the tokens of a batch."""
 SPACE = ("h", "w")
 """Axes whose ranks see parts of the places of images."""
 _ELSEWHERE = {

@@ -95,7 +95,7 @@ class BucketFacts(Loose):
     """The bucket has this name, which stands in the names of its nodes and values."""
     mode: Annotated[str, one_of("split", "whole", "replicated")]
     """The mode says who updates the tensors of the bucket: the members split them, one owner has each whole, or every
-    rank does all."""
+    rank that holds the tensors does all: a single rank on a mesh without data axes."""
     tensors: tuple[str, ...]
     """The parameters of the bucket stand in this order. Each item is the name of a parameter."""
     nbytes: Count = field(metadata=key("bytes"))
@@ -108,6 +108,10 @@ class BucketFacts(Loose):
     """The bucket has this many runs of tensors of one class; the key is absent when the mode is not split."""
     reasons: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     """The list says why the updates are not split; the key is absent when the mode is split."""
+
+    def sharing(self, data_ranks: int) -> str:
+        """The mode for people; ``data_ranks``: ranks with different samples."""
+        return "not shared" if data_ranks == 1 else self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

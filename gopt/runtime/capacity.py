@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 
 from gopt.errors import RunError
 from gopt.ir.external_data import show
@@ -11,6 +12,8 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.text.amounts import format_bytes
 
+_FEW = 1 << 26
+"""Bytes that fit into any memory."""
 _MEMORY = "run it where more memory is free"
 
 
@@ -42,6 +45,14 @@ def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
             f"{copies} copies of all states take {format_bytes(needed)}, and {format_bytes(free)} of memory are free",
             _MEMORY,
         )
+
+
+def check_elements(shape: Sequence[int], members: int) -> None:
+    """Raise MemoryError where exact arithmetic on a value of ``members`` members takes more than the free memory: ten
+    arrays of words."""
+    needed = 80 * members * prod(shape)
+    if needed > _FEW and needed > free_memory():
+        raise MemoryError(f"{list(shape)} on {members} members takes {format_bytes(needed)}")
 
 
 def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], batches: int) -> None:

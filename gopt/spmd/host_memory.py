@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.ir.graph import Node
-from gopt.ir.host_copies import CopiedStep, FileNodes, with_copies
+from gopt.ir.host_copies import TO_DEVICE, TO_HOST, CopiedStep, FileNodes, with_copies
 from gopt.spmd.liveness import ByteCounts
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import SpmdProgram
@@ -59,8 +59,8 @@ def on_device(
 
 
 def copied_bytes(step: CopiedStep, sizes: ByteCounts) -> Mapping[str, int]:
-    """Bytes copied by each kind of copy: of ``ToHost``, and of ``ToDevice``."""
-    result = {"ToHost": 0, "ToDevice": 0}
+    """Bytes copied by each kind of copy: ``TO_HOST`` and ``TO_DEVICE``."""
+    result = {TO_HOST: 0, TO_DEVICE: 0}
     for node in step.nodes:
         if node.op_type in result:
             name = node.outputs[0]

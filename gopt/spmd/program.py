@@ -48,7 +48,7 @@ class ShardedState:
     sharding: Sharding = FULLY_REPLICATED
     local: bool = False
     copy: bool = False
-    """A low-precision copy of ``slices[0]``: always the cast of the master."""
+    """A copy of ``slices[0]``: in low precision, always the cast of the master; or of another pipeline stage."""
 
     @property
     def sharded(self) -> bool:
@@ -311,5 +311,5 @@ class SpmdProgram:
         return live
 
     def copies(self) -> dict[str, ShardedState]:
-        """Low-precision copies by parameter."""
+        """Low-precision copies by parameter; behind the pass stage-transfers, of other stages too."""
         return {state.slices[0].tensor: state for state in self.states if state.copy}

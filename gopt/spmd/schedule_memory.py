@@ -137,10 +137,10 @@ def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[ChunkAc
                 actions[step.kind(node), step.plan.chunk(stage)].nodes.append((number, half))
             else:
                 actions[step.part(node)].nodes.append((number, node))
-    for action in actions.values():
+    for (kind, _), action in actions.items():
         needed = {name for _, node in action.nodes for name in node.reads}
-        action.nodes += [(position[id(node)], node) for node in with_common(needed, common)]
-        action.nodes.sort(key=lambda item: item[0])
+        repeated = [(position[id(node)], node) for node in with_common(needed, common)]
+        action.nodes = list(enumerate(step.in_order(kind, action.nodes, repeated)))
     return actions
 
 

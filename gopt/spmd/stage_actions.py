@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gopt.errors import UnsupportedError
-from gopt.ir.graph import Node
+from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import CASTS, MOVES, VIEWS
 from gopt.records.mesh import PIPELINE
@@ -38,10 +38,10 @@ class StageActions:
         """The ids of the nodes behind running statistics: of the forward, where micro-batches run in order."""
         self._kinds: dict[int, ActionKind] = {}
         self.common: set[int] = set()
-        """The ids of nodes run by every action with a reader: nodes of all members, views, and moves and casts of
-        states, since another run costs less than a saved value of each micro-batch."""
+        """The ids of nodes run by every action with a reader: nodes of all members, views, and gathers, moves and casts
+        of states, since another run costs less than a saved value of each micro-batch."""
         self.steady = {state.input for state in program.states} - program.loop_carried.keys()
-        """States not moved by micro-batches, and moves and casts of such states."""
+        """States not moved by micro-batches, and gathers, moves and casts of such states."""
         self.steady.update(program.graph.initializers)
         self._sort()
 
@@ -56,6 +56,27 @@ class StageActions:
     def kind(self, node: Node) -> ActionKind:
         """The kind of the actions of a node."""
         return self._kinds[id(node)]
+
+    def in_order(
+        self, kind: ActionKind, single: Iterable[tuple[int, Node]], common: Iterable[tuple[int, Node]]
+    ) -> list[Node]:
+        """The nodes of an action of some kind, by the positions in the step. Behind the forward, gathers, moves and
+        casts of states stand right before the first reader, so that few gathered values are alive at once."""
+        keys = {id(node): (number, 1, number) for number, node in single}
+        nodes = {id(node): node for _, node in single}
+        readers: dict[str, int] = {}
+        for number, node in single:
+            for name in node.reads:
+                readers[name] = min(number, readers.get(name, number))
+        for number, node in sorted(common, key=lambda item: -item[0]):
+            at = number
+            nodes[id(node)], keys[id(node)] = node, (number, 1, number)
+            if kind is not ActionKind.FORWARD and self.steady.issuperset(node.outputs):
+                at = min((readers[name] for name in node.outputs if name in readers), default=number)
+                keys[id(node)] = (at, 0, number)
+            for name in node.reads:
+                readers[name] = min(at, readers.get(name, at))
+        return sorted(nodes.values(), key=lambda node: keys[id(node)])
 
     def _of_micro_batch(self) -> list[Node]:
         needed, nodes = set(self.micro.values()), list[Node]()
@@ -78,6 +99,7 @@ class StageActions:
             if transfers(node):
                 continue
             steady = node.is_in(MOVES | CASTS) and self.steady.issuperset(node.inputs[:1])
+            steady = steady or (node.domain in (COMM, SPMD) and self.steady.issuperset(node.reads))
             light = (node.is_in(VIEWS) or (steady and not late)) and results.isdisjoint(node.outputs)
             if steady and light:
                 self.steady.update(node.outputs)

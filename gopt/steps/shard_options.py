@@ -8,11 +8,9 @@ from typing import Any, TypedDict
 
 from gopt.analysis.role_map import parse_statistics
 from gopt.errors import OptionError
-from gopt.ir.graph import RECOMPUTE
 from gopt.options.records import check_types, spelled
 from gopt.options.types import is_whole
-from gopt.passes import DEFAULT, find
-from gopt.passes.offload import OFFLOAD
+from gopt.passes import DEFAULT, ON_REQUEST, find, joined
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.spmd.program import SpmdProgram
 
@@ -108,10 +106,8 @@ class ShardOptions:
                 raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
-        if items is None and not {RECOMPUTE, OFFLOAD}.isdisjoint(options):
-            place = DEFAULT.index("overlap")
-            names = [*DEFAULT[:place], *({RECOMPUTE} & options.keys()), *DEFAULT[place:], *({OFFLOAD} & options.keys())]
-            items = [(name, {}) for name in names]
+        if items is None:
+            items = joined([(name, {}) for name in DEFAULT], options.keys() & ON_REQUEST)
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
 
     def _pass_options(self) -> list[tuple[str, str, Any]]:

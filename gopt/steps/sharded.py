@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 from gopt.analysis.coupling import refuse_unlike
 from gopt.analysis.stored_roles import roles_text
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.kinds import KIND_FILES, Kinds
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report_record import ChoiceEntry, ProofEntry, Report
 from gopt.errors import OptionError
@@ -38,6 +39,7 @@ from gopt.text.notebook import HtmlTable
 if TYPE_CHECKING:
     from gopt.artifact.report_builder import RemovedItems
     from gopt.artifact.startup_graphs import StartupFile
+    from gopt.artifact.states_file import StatesFile
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -51,7 +53,9 @@ class Sharded(HtmlTable):
     checks: list[Check]
     removed: Task[RemovedItems] = field(repr=False)
     """The removed operators and variables, as the report lists them."""
-    prover: Callable[[Path, Manifest, TrainingGraph], ProofEntry] | None = field(default=None, repr=False)
+    kinds: Callable[[int], list[RankGraph]] = field(repr=False)
+    """The graphs of any rank of the mesh, with the peers of another rank."""
+    prover: Callable[[Path, Manifest, TrainingGraph, Kinds | None], ProofEntry] | None = field(default=None, repr=False)
     """Proves the files of ranks, which must not be wrong, before the folder is there; None without a proof."""
     choice: ChoiceEntry | None = None
     """The choice of ``--auto`` and its reason; None without it."""
@@ -142,22 +146,38 @@ class Sharded(HtmlTable):
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
             manifest = replace(self.manifest(), files=dict(files.files))
-            proof = self._proof(staged, manifest)
+            proof = self._proof(staged, manifest, stored)
             report = self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
             if proof is not None:
                 advance("proving the ranks")
                 report = replace(report, proof=proof.result())
+            for path in staged.glob(KIND_FILES):
+                path.unlink()
             report.write(files)
             write_new(staged / MANIFEST_FILE, replace(manifest, files=files.files).text().encode())
         return report
 
-    def _proof(self, folder: Path, manifest: Manifest) -> Task[ProofEntry] | None:
-        """The proof of the ranks' files in a folder, beside other work."""
+    def _proof(self, folder: Path, manifest: Manifest, values: StatesFile) -> Task[ProofEntry] | None:
+        """The proof of the ranks' files in a folder, and of all other ranks by their kinds, beside other work."""
         prover, training = self.prover, self.program.source
         if prover is None:
             return None
-        return background.begin(lambda: prover(folder, manifest, training), len(training.graph.nodes))
+        kinds = self._kinds(folder, manifest, values) if len(manifest.ranks) < self.program.mesh.ranks else None
+        return background.begin(lambda: prover(folder, manifest, training, kinds), len(training.graph.nodes))
+
+    def _kinds(self, folder: Path, manifest: Manifest, values: StatesFile) -> Kinds:
+        """The files of all kinds of ranks in a folder, and the entries of all ranks."""
+        from gopt.artifact import ranks
+        from gopt.artifact.integrity import Inventory
+        from gopt.artifact.manifest_builder import rank_entries
+
+        graphs = {rank: self.kinds(rank) for rank in range(self.program.mesh.ranks)}
+        files = ranks.write_kinds(Inventory(folder), self.program, values, self.common, graphs)
+        written = {entry.rank: entry for entry in manifest.ranks}
+        entries = tuple(written.get(of.rank, of) for of in rank_entries(self.program, graphs, files))
+        unwritten = ((rank, parts) for rank, parts in graphs.items() if rank not in written)
+        return Kinds(entries, {rank: {part.phase.name: part.rank for part in parts} for rank, parts in unwritten})
 
 
 @gc_paused()
@@ -199,4 +219,4 @@ def shard(
     if mesh.data_group is not None or settings.accumulate > 1:
         refuse_unlike(program.source, source.roles, program.loss_reduction)
     lowered = lower(program, wanted, advance, lambda: find_removed(program, wanted))
-    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, lowered.beside)
+    return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, lowered.beside, lowered.kinds)

@@ -8,12 +8,12 @@ from math import prod
 
 from gopt.analysis.training import State, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.records.mesh import TENSOR, Mesh
+from gopt.records.mesh import EXPERT, TENSOR, TOKENS, Mesh
 from gopt.records.placements import Placement, Shard
 from gopt.tensor_parallel.choose import Choice, choose, experts
 from gopt.tensor_parallel.cost import Cost
 from gopt.tensor_parallel.forward import Forward
-from gopt.tensor_parallel.mesh_axes import EXPERT, TOKENS, splitting_axes
+from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.specs import with_specs

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from gopt.analysis.training import TrainingGraph
-from gopt.records.mesh import SPACE, TENSOR, Mesh
+from gopt.records.mesh import EXPERT, SPACE, TENSOR, TOKENS, Mesh
 
-EXPERT = "ep"
-TOKENS = ("cp", "sp")
 ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 """Axes that split the computation, in the order in which they are applied."""
 

@@ -203,7 +203,9 @@ class _Sweep:
         for added in inner.nodes:
             self.readers.update(set(added.reads))
         for added in inner.nodes:
+            start = len(self.build.nodes)
             self._visit(added)
+            self.others.follow(self.build.nodes[start:])  # the next one is placed beside these axes
         return True
 
     def _passes_terms(self, node: Node, before: Sequence[Placement]) -> bool:

@@ -25,6 +25,7 @@ from gopt.steps.sharded import Sharded
 from gopt.steps.split import Split
 from gopt.verbs.export import needs_torch
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
+from gopt.verbs.shard import prove_files
 
 
 @checked
@@ -128,12 +129,14 @@ def reshard(
     *,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     accumulate: int | None = None,
+    prove: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> Sharded:
     """The ranks of another mesh with the values of a folder, checkpoint or run; nothing is written.
 
-    ``options``, by pass, and ``accumulate`` replace options of the folder's report; ``note`` is called for each option
-    without effect. Raises InputError, OptionError and UnsupportedError.
+    ``options``, by pass, and ``accumulate`` replace options of the folder's report; ``prove``: as of
+    ``gopt.shard``; ``note`` is called for each option without effect. Raises InputError, OptionError and
+    UnsupportedError.
 
     >>> gopt.reshard(gopt.shard("fixtures/mlp_sgd.onnx", 2), "shard=3").program.mesh.ranks
     3
@@ -144,6 +147,7 @@ def reshard(
         what = home.write(what)
     with on_disk(what) as path:
         sharded = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
+    sharded.prover = prove_files if prove else None
     keep_alive(sharded, owner)
     return sharded
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt import api
+from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
+from gopt.offline.call_search import CallSearch
 from gopt.offline.device import DeviceFigures, device_of, link_of
-from gopt.offline.meshes import meshes_of, weigh, weigh_timed
+from gopt.offline.mesh_search import MeshSearch, Refusals
+from gopt.offline.meshes import weigh, weigh_meshes
 from gopt.offline.plan_ranking import RankedChoice, rank_choices
 from gopt.offline.plan_settings import ShardSettings
-from gopt.offline.timed_search import TimedSearch, meshes_with_stages
+from gopt.offline.timed_search import TimedSearch
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology, parse_bytes
@@ -97,14 +100,18 @@ def plan(
     with gc_paused():
         advance("reading")
         step = source() if callable(source) else api.as_source(source)
-        meshes = [grid] if fixed else meshes_of(grid.ranks, link)
-        caps = None if bucket_mb is None else [bucket_mb]
-        if timed is None:
-            weighed = weigh(lambda mesh: api.on_mesh(step, mesh), meshes, caps=caps, link=link, advance=advance)
-        else:
+        caps, refused = None if bucket_mb is None else [bucket_mb], Refusals(step.roles)
+        search: MeshSearch = CallSearch(link, limit, caps, advance, refused)
+        if timed is not None:
             asked = ShardSettings(accumulate=micro_batches or 1)
-            search = TimedSearch(timed, link or "", limit, caps, asked, advance)
-            meshes = meshes if fixed else meshes_with_stages(grid.ranks, meshes)
-            weighed = weigh_timed(lambda mesh: api.on_mesh(step, mesh), meshes, search, fixed=fixed)
-    ranked = tuple(rank_choices(weighed.found, limit))
+            search = TimedSearch(timed, link or "", limit, caps, asked, advance, refused)
+
+        def on_mesh(mesh: Mesh) -> TrainingGraph:
+            return api.on_mesh(step, mesh)
+
+        if fixed:
+            weighed = weigh(on_mesh, grid, search)
+        else:
+            weighed = weigh_meshes(on_mesh, grid.ranks, search, link=link, stages=timed is not None)
+    ranked = tuple(rank_choices(weighed.choices, limit))
     return Plan(grid.ranks, grid if fixed else None, limit, link, timed, ranked, weighed.remarks)

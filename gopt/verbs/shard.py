@@ -9,6 +9,7 @@ from typing import Unpack
 
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.kinds import Kinds
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import ChoiceEntry, ProofEntry
 from gopt.errors import OptionError
@@ -77,12 +78,13 @@ def shard(
     return sharded
 
 
-def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
-    """The proof of written ranks, for the report. Raises InvariantError for a value unlike the source's."""
+def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph, kinds: Kinds | None = None) -> ProofEntry:
+    """The proof of written ranks, for the report; ``kinds``: of all ranks, where some are written alone. Raises
+    InvariantError for a value unlike the source's."""
     from gopt.verification.proof.written_ranks import proof_entry
 
     with gc_paused():
-        return proof_entry(folder, manifest, training)
+        return proof_entry(folder, manifest, training, kinds)
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
@@ -98,7 +100,9 @@ def _chosen(
     source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with the best choice filled in, and the choice's entry in the report."""
-    from gopt.offline.meshes import weigh, weigh_timed
+    from gopt.offline.call_search import CallSearch
+    from gopt.offline.mesh_search import MeshSearch, Refusals
+    from gopt.offline.meshes import weigh
     from gopt.offline.plan_ranking import best
     from gopt.offline.plan_settings import ShardSettings
     from gopt.offline.timed_search import TimedSearch
@@ -109,17 +113,17 @@ def _chosen(
     limit = None if auto.memory is None else parse_bytes(auto.memory)
     device = None if auto.device is None else device_of(auto.device)
     link = link_of(auto.link, device)
-    if device is None:
-        weighed = weigh(lambda mesh: on_mesh(source, mesh), [mesh], link=link, advance=advance)
-    else:
+    refused = Refusals(source.roles)
+    search: MeshSearch = CallSearch(link, limit, None, advance, refused)
+    if device is not None:
         fixed = ShardSettings(
             accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute,
             offload=settings.offload,
         )  # fmt: skip
-        search = TimedSearch(device, link or "", limit, fixed=fixed, advance=advance)
-        weighed = weigh_timed(lambda mesh: on_mesh(source, mesh), [mesh], search, fixed=True)
-    choice = best(weighed.found, limit)
-    entry = choice.entry(len(weighed.found), limit, link, None if device is None else device.name)
+        search = TimedSearch(device, link or "", limit, None, fixed, advance, refused)
+    weighed = weigh(lambda mesh: on_mesh(source, mesh), mesh, search)
+    choice = best(weighed.choices, limit)
+    entry = choice.entry(len(weighed.choices), limit, link, None if device is None else device.name)
     if mesh.splits_computation and settings.link is None:
         settings = replace(settings, link=link)  # by which the choice was split
     return replace(settings, **choice.choice.settings.options()), entry

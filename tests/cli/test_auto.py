@@ -100,6 +100,20 @@ def test_auto_on_stages_takes_the_schedule_too(tmp_path, monkeypatch, capsys):
     assert Verifier("out").run(confirm=False).equal
 
 
+@pytest.mark.parametrize("mesh", ["shard=2,ep=2", "pp=2,ep=2"])
+def test_auto_on_experts_says_why(mesh, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = str(ROOT / "fixtures/families/moe_adamw.onnx")
+    assert main(["plan", model, "--mesh", mesh, "--device", "cpu", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["choices"][0]
+    assert main(["shard", model, "--mesh", mesh, "--auto", "--device", "cpu", "-o", "out"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "out"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"mesh {mesh}, 4 ranks" in text and f"stage {first['stage']}, {first['partition']}" in text
+    assert first["why"] in text and "choices on cpu: " in text
+
+
 @pytest.mark.parametrize("stage", ["1", "3"])
 def test_live_bytes_of_a_timed_row_are_those_of_the_ranks(stage, capsys):
     assert main(["plan", MODEL, "--mesh", "shard=2", "--device", "cpu", "--json"]) == 0

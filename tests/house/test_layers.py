@@ -138,7 +138,9 @@ def test_the_checker_of_certificates_shares_nothing_with_the_prover():
         "gopt.analysis", "gopt.artifact", "gopt.collectives", "gopt.errors", "gopt.ir", "gopt.operators",
         "gopt.records", "gopt.runtime", "gopt.text",
     }, sorted(below)  # fmt: skip
-    assert {name for name in below if name.startswith("gopt.runtime")} == {"gopt.runtime.inlined_functions"}
+    assert {name for name in below if name.startswith("gopt.runtime")} == {
+        "gopt.runtime.capacity", "gopt.runtime.inlined_functions",  # the first only refuses
+    }  # fmt: skip
     assert {name for name in below if name.startswith("gopt.analysis")} == {"gopt.analysis.training"}
 
 

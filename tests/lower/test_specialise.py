@@ -45,6 +45,11 @@ ALIKE = {
     "owners": ("mlp_muon", "dp=2,shard=2", {"stage": 1}, 2),
     "columns": ("mlp_adamw", "dp=2,shard=2,tp=2", {"stage": 2}, 4),
 }
+STAGES = {
+    "stages": ("dp=2,pp=2,shard=2", {"stage": 2, "accumulate": 2, "schedule": "1f1b"}),
+    "stages of columns": ("pp=2,dp=2,tp=2", {"accumulate": 2, "schedule": "zb-h1"}),
+    "stages in a step": ("dp=2,pp=2,tp=2", {}),
+}
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -62,6 +67,20 @@ def test_ranks_that_differ_along_no_axis_of_a_graph_share_what_each_has_alone(na
             assert {name: value.tolist() for name, value in mine.constants.items()} == {
                 name: value.tolist() for name, value in own.constants.items()
             }
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_ranks_of_a_stage_differ_in_the_numbers_of_peers(name):
+    mesh, options = STAGES[name]
+    every = gopt.shard(source("mlp_adamw"), mesh, **options)
+    assert len({rank.kind for rank in every.ranks}) < len({rank.content for rank in every.ranks})
+    for number in {rank.rank for rank in every.ranks}:
+        alone = gopt.shard(source("mlp_adamw"), mesh, only_ranks=[number], **options)
+        for mine, own in zip((rank for rank in every.ranks if rank.rank == number), alone.ranks, strict=True):
+            assert [node.to_bytes() for node in mine.nodes] == [node.to_bytes() for node in own.nodes]
+            assert (mine.states, mine.accumulators, mine.saved, mine.types) == (
+                own.states, own.accumulators, own.saved, own.types
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

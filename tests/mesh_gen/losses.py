@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from mesh_gen.streams import Stream
 
 Loss = Callable[[Stream, str], tuple[str, str, str]]
@@ -77,6 +79,24 @@ def weighted(s: Stream, h: str) -> tuple[str, str, str]:
     return t.op("ReduceSum", each, keepdims=0), h, t.op("Mul", t.op("Mul", off, weight), t.const(2.0 * share))
 
 
+def next_tokens(s: Stream, h: str) -> tuple[str, str, str]:
+    """Cross-entropy of all tokens but the last with the token behind each, as PyTorch's step has it."""
+    t, (b, n, _) = s.t, s.t.shape(h)
+    width = s.r.choice([4, 5, 6, 8])
+    logits = s.dense(h, width)
+    labels = t.op("Reshape", s.cut(s.feed("labels", (b, n), "int64", width), 1, n, 1), s.ints(-1, 1))
+    logs = t.op("LogSoftmax", t.op("Reshape", s.cut(logits, 0, n - 1, 1), s.ints(-1, width)), axis=-1)
+    share = 1.0 / (b * (n - 1))
+    loss = t.op("Neg", t.op("ReduceMean", t.op("GatherElements", logs, labels, axis=1), keepdims=0))
+    zeros = t.op("ConstantOfShape", t.const([b * (n - 1), width], "int64"))
+    hot = t.op("ScatterElements", zeros, labels, t.op("Expand", t.const(-share), s.ints(b * (n - 1), 1)), axis=1)
+    sums = t.op("Mul", t.op("Exp", logs), t.op("ReduceSum", hot, s.ints(1), keepdims=1))
+    flows = t.op("Reshape", t.op("Sub", hot, sums), s.ints(b, n - 1, width))
+    return loss, logits, t.op("Concat", flows, t.const(np.zeros((b, 1, width))), axis=1)
+
+
 LOSSES: dict[str, Loss] = {
     "squares": squares, "pooled": pooled, "masked": masked, "classes": classes, "weighted": weighted,
 }  # fmt: skip
+"""What recipes are drawn from."""
+ALL = LOSSES | {"next tokens": next_tokens}

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 from steps_gen.tape import Tape, backward
 
-from mesh_gen.losses import LOSSES
+from mesh_gen.losses import ALL, LOSSES
 from mesh_gen.streams import BLOCKS, Batch, Stream
 
 
@@ -104,7 +104,7 @@ def make(recipe: Recipe) -> Step:
         h = BLOCKS[name](s, h)
     if not s.params:
         h = s.t.op("Mul", h, s.param(1, around=1.0))
-    loss, start, adjoint = LOSSES[recipe.loss](s, h)
+    loss, start, adjoint = ALL[recipe.loss](s, h)
     gradients = backward(t, start, adjoint, set(s.params))
     gradients = {name: gradients[name] for name in s.params}
     t.output("loss", loss, ())

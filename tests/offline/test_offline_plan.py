@@ -9,7 +9,8 @@ import pytest
 from helpers import source
 
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.plan import PlanChoice, bucket_choices, choices, estimate_cost, split_program
+from gopt.offline.call_search import CallSearch
+from gopt.offline.plan import PlanChoice, bucket_choices, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.plan_settings import ShardSettings
 from gopt.offline.times import CommTimes
@@ -18,9 +19,13 @@ from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 
 
+def choices(training, mesh, caps=None, link=None) -> list[PlanChoice]:
+    return list(CallSearch(link, caps=caps).whole(training, mesh, None))
+
+
 @functools.cache
 def weighed(name: str = "gpt_adamw") -> list[PlanChoice]:
-    return list(choices(source(name).training, Mesh((("shard", 4),)), caps=[None, 0.005], topology=one_link(4)))
+    return choices(source(name).training, Mesh((("shard", 4),)), [None, 0.005], "200GB/s:5us")
 
 
 def one_link(ranks: int) -> Topology:
@@ -109,10 +114,10 @@ def test_an_uneven_cut_is_named():
 )
 def test_any_mesh_is_weighed(axes, count):
     """Where no ranks share states all stages are one."""
-    found = rank_choices(list(choices(source("mlp_adamw").training, Mesh(axes))), None)
+    found = rank_choices(choices(source("mlp_adamw").training, Mesh(axes)), None)
     assert len(found) == count
     with pytest.raises(UnsupportedError):
-        next(choices(source("mlp_adamw").training, Mesh((*axes, ("pp", 2)))))
+        choices(source("mlp_adamw").training, Mesh((*axes, ("pp", 2))))
 
 
 def test_a_step_is_split_once_for_all_choices(monkeypatch):
@@ -126,7 +131,7 @@ def test_a_step_is_split_once_for_all_choices(monkeypatch):
     run = Pipeline.run
     monkeypatch.setattr(Pipeline, "run", counted)
     mesh = Mesh((("shard", 2), ("tp", 3)))  # parts of two sizes
-    found = list(choices(source("mlp_adamw").training, mesh))
+    found = choices(source("mlp_adamw").training, mesh)
     names = [name for name, _ in asked]
     assert names.count("tensor-parallel") == 1 and names.count("shard") == len(found) - 3  # stage 2 is stage 1's
     for each in found[-1:] + found[:1]:

@@ -20,12 +20,15 @@ from steps_gen.judge import GOOD
 from steps_gen.plan import draw
 
 import gopt
+from gopt.analysis.training import Phase
 from gopt.errors import InvariantError, OptionError, UnsupportedError
+from gopt.lower.phases import phases
 from gopt.passes.pipeline_stages.choose import _best_cuts, parameter_stages
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import OnMember, Sharding
 from gopt.schedules.builders import build_schedule
 from gopt.schedules.schedule_file import to_text
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.verifier import infer_shardings
 
 FIXTURE_NAMES = ("mlp_adamw", "gpt_adamw_clip_sched_fp16", "cnn_sgd", "emb_adamw", "mlp_lamb", "mlp_adamw_fp16_scaler")
@@ -87,13 +90,27 @@ def test_a_rank_has_the_gradients_of_its_stage():
         assert rank.nbytes.gradients == rank.nbytes.parameters
 
 
+@pytest.mark.parametrize(
+    ("mesh", "sharing"), [("pp=2", "not shared"), ("tp=2", "not shared"), ("dp=2", "replicated"), ("shard=2", "split")]
+)
+def test_buckets_say_who_updates(mesh, sharing, tmp_path, monkeypatch, capsys):
+    """Without a data axis no rank repeats the update of another: its parameters are those of its stage, or parts."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--mesh", mesh, "--micro-batches", "2", "--no-prove", "-o", "out"]
+    assert main(["shard", str(FIXTURES / "mlp_adamw.onnx"), *options]) == 0
+    table = capsys.readouterr().out.partition("Buckets")[2]
+    assert table.splitlines()[2].startswith(f"b0    {sharing} ")
+    assert main(["explain", "out", "b0"]) == 0
+    assert f"update {sharing};" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_output_names_stages(tmp_path, capsys):
     """What each stage holds, the messages beside the calls, and where a value of another stage is made."""
     folder = str(tmp_path / "ranks")
     main(["shard", str(FIXTURES / "gpt_adamw.onnx"), "--mesh", "pp=2", "--micro-batches", "2", "-o", folder])
     shown = capsys.readouterr().out
     assert "parameters of pipeline stages: 0 has 14 of 4,432 elements, 1 has 14 of 3,312 elements" in shown
-    assert "beside 12 sends and receives of a rank" in shown
+    assert "beside 11 sends and receives of a rank" in shown
     main(["explain", folder, "add_2"])
     assert "from rank 1 by stage-transfers: pipeline stage 0 runs it" in capsys.readouterr().out
     main(["explain", folder, "gopt.stages.add_2.stage1"])
@@ -182,6 +199,60 @@ def test_norms_of_a_stage_travel_in_one_message(mesh, options, tmp_path):
     assert gopt.prove(tmp_path / "ranks").verdict.value == "proven"
 
 
+TIED = [
+    (fixture, mesh, options)
+    for fixture in ("gpt_adamw", "families/t5_adamw")
+    for mesh, options in (
+        ("pp=2", {"schedule": "gpipe"}),
+        ("pp=2", {"schedule": "interleaved:2"}),
+        ("pp=2", {"schedule": "zb-v"}),
+        ("pp=3", {}),
+        ("shard=2,pp=2", {"stage": 1}),
+        ("pp=2,shard=2", {"stage": 2}),
+        ("pp=2,tp=2", {"schedule": "zb-h1"}),
+    )
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("fixture", "mesh", "options"), part(TIED, 5))
+def test_a_tied_parameter_is_sent_once_a_step(fixture, mesh, options, tmp_path):
+    """The last stage reads its own copy, which the update renews; no micro-batch sends or saves it."""
+    tied = {"gpt_adamw": "wte.weight", "families/t5_adamw": "table.weight"}[fixture]
+    sharded = gopt.shard(source(fixture), mesh, accumulate=3, **options)
+    elements = sharded.program.graph.types[tied].elements
+    sent = {
+        phase.name: sum(
+            sharded.program.graph.types[node.first_output].elements == elements
+            for node in phase.graph.nodes if transfers(node) and node.phase is not Phase.BACKWARD
+        )
+        for phase in phases(sharded.program)
+    }  # fmt: skip
+    copies = [state for state in sharded.program.states if state.copy]
+    assert len(copies) == (0 if "zb-v" in options.values() else 1), "with zb-v one member has both stages"
+    assert sent.pop("update") == len(copies) and not any(sent.values())
+    assert not any(name.endswith(tied) for phase in phases(sharded.program) for name in phase.saved)
+    sharded.write(tmp_path / "ranks")
+    result = gopt.verify(tmp_path / "ranks", steps=3, confirm=False)
+    assert result.equal, result.reason()
+    assert gopt.prove(tmp_path / "ranks").proven
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_copy_of_a_tied_parameter_is_no_further_state(tmp_path):
+    """A merged model and other meshes have the parameter once, and a trained value comes back in both copies."""
+    before, after, back = tmp_path / "before", tmp_path / "after", tmp_path / "back"
+    gopt.shard(source("gpt_adamw"), "pp=2", accumulate=2).write(before)
+    gopt.reshard(before, "shard=2").write(after)
+    gopt.reshard(after, "pp=2").write(back)
+    wanted = values(before, tmp_path / "before.onnx")
+    assert not any(name.startswith("gopt.") for name in wanted)
+    for folder in (after, back):
+        found = values(folder, tmp_path / f"{folder.name}.onnx")
+        assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert gopt.verify(back, steps=2, confirm=False).equal
+
+
 def test_states_go_from_any_stages_to_any_mesh_and_back(tmp_path):
     """By the names of the source: bytes are equal on every mesh."""
     before = tmp_path / "before"
@@ -260,6 +331,19 @@ def test_patterns_say_what_a_stage_has():
 def test_what_is_no_pipeline_is_refused_by_name(mesh, stages, error, text):
     with pytest.raises(error, match=text):
         gopt.shard(source("mlp_adamw"), mesh, passes={"pipeline": {"stages": stages}})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("name", ["c08_scale_ema", "moco"])
+def test_a_statistic_that_the_forward_reads_and_the_backward_moves_is_refused(name, schedule):
+    with pytest.raises(UnsupportedError, match="of a micro-batch read the running statistic"):
+        gopt.shard(FIXTURES / "cases" / "roles" / f"{name}.onnx", "pp=2", accumulate=2, schedule=schedule)
+
+
+def test_a_statistic_that_one_action_reads_and_moves_is_right_on_stages(tmp_path):
+    step = FIXTURES / "cases" / "roles" / "sumloss_unread.onnx"
+    gopt.shard(step, "pp=2", accumulate=2, schedule="1f1b").write(tmp_path / "out")
+    assert gopt.verify(tmp_path / "out").equal
 
 
 def test_options_without_the_axis_are_refused():

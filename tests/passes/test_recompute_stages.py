@@ -12,11 +12,15 @@ from products import part
 
 import gopt
 from gopt.api import Sharded
-from gopt.errors import UnsupportedError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import RECOMPUTE
+from gopt.ir.node_kinds import draws
 from gopt.lower.lowering import lower
+from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph
 from gopt.operators.kinds import MAY_DRAW, VIEWS
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import transfers
 from gopt.spmd.step_memory import live, stage_runs
 from gopt.spmd.traffic import calls_of
 
@@ -163,3 +167,47 @@ def test_the_peak_is_the_peak_of_the_files_in_the_order_of_the_schedule(schedule
         measured = held(graphs, program.stages.schedule.runs(rank))
         planned = live(program, calls_of(program), program.mesh.coordinates(rank)).peak
         assert abs(measured - planned) <= 0.05 * planned, (rank, measured, planned)
+
+
+def saved_of_states(program: SpmdProgram) -> dict[str, int]:
+    """Values saved for each micro-batch, though no batch is in them -> bytes; without values of another stage."""
+    fed, sent = {*program.training.batch}, set[str]()
+    for node in program.graph.nodes:
+        if not fed.isdisjoint(node.reads) or draws(node):
+            fed.update(node.outputs)
+        if transfers(node) or not sent.isdisjoint(node.reads):
+            sent.update(node.outputs)
+    kept = {name for phase in phases(program) for name in phase.saved}
+    return {name: program.graph.types[name].nbytes for name in kept - fed - sent}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("fixture", ["gpt_adamw", "cnn_mom_fp16", "families/moe_adamw", "mlp_adamw_bf16"])
+@pytest.mark.parametrize("style", ["gather", "broadcast"])
+def test_parameters_are_gathered_by_each_action_and_never_saved(fixture, schedule, style):
+    options = {"accumulate": 4, "schedule": schedule}
+    passes = {"shard": {"style": style, "partition": "whole"} if style == "broadcast" else {}}
+    plain = gopt.shard(source(fixture), "pp=2,shard=2", stage=2, **options).program
+    program = gopt.shard(source(fixture), "pp=2,shard=2", stage=3, passes=passes, **options).program
+    assert saved_of_states(program) == {}
+    whole, apart = ([run.saved for run in stage_runs(each)] for each in (plain, program))
+    if not any(".stage" in name for phase in phases(program) for name in phase.saved):  # parameters of other stages
+        assert all(map(int.__le__, apart, whole)), "no more bytes are saved than where parameters are whole"
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "interleaved:2"])
+def test_the_peak_with_gathers_is_the_peak_of_the_files(schedule):
+    program = gopt.shard(source("gpt_adamw"), "pp=2,shard=2", stage=3, accumulate=4, schedule=schedule).program
+    assert program.stages is not None and program.stages.schedule is not None
+    for rank in range(4):
+        graphs = {graph.phase.name: graph for graph in lower(program, [rank]).ranks}
+        measured = held(graphs, program.stages.schedule.runs(rank // 2))
+        planned = live(program, calls_of(program), program.mesh.coordinates(rank)).peak
+        assert abs(measured - planned) <= 0.05 * planned, (rank, measured, planned)
+
+
+def test_gathered_parameters_cannot_be_kept_for_each_micro_batch():
+    keep = {"shard": {"reshard-after-forward": False}}
+    with pytest.raises(OptionError, match="for each micro-batch of a pipeline"):
+        gopt.shard(source("mlp_adamw"), "pp=2,shard=2", stage=3, accumulate=2, passes=keep)
+    gopt.shard(source("mlp_adamw"), "pp=2,shard=2", stage=3, passes=keep)

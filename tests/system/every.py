@@ -54,6 +54,7 @@ TABLE = {
 MORE = {
     "run-split": _RUN.format("in.split"),
     "run-async": _RUN.format("in.async"),
+    "run-stages": _RUN.format("in.stages"),
     "run-keeps": _RUN.format("in.ranks") + " --checkpoint kept --resume",
     "inspect-model": "inspect step.onnx",
     "inspect-text": "inspect step.onnx --text",
@@ -65,6 +66,7 @@ MORE = {
 """Other ways to print."""
 LAUNCHED = {
     "launch": _RUN.format("in.ranks") + " --launch 2",
+    "launch-stages": _RUN.format("in.stages") + " --launch 2",
     "launch-split": _RUN.format("in.split") + " --launch 3",
     "verify-mpi": "verify in.ranks --steps 1 --engine mpi",
 }
@@ -130,6 +132,7 @@ def prepare(home: Path, step: onnx.ModelProto | None = None) -> None:
         data = dict(zip((each.name for each in made.graph.input), (x.astype("f4"), y.astype("f4")), strict=False))
         np.savez("data.npz", **data)
         _do("shard", "step.onnx", "--ranks", "2", "-o", "in.ranks")
+        _do("shard", "step.onnx", "--mesh", "pp=2", "--micro-batches", "2", "-o", "in.stages")
         _do("split", "step.onnx", "--trainers", "2", "--servers", "1", "-o", "in.split")
         _do("split", "step.onnx", "--trainers", "2", "--servers", "1", "--mode", "async", "-o", "in.async")
         _do("shard", "step.onnx", "--mesh", "dp=2,ep=4", "--reproducer", "failure.zip", code=4)

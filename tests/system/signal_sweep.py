@@ -55,6 +55,8 @@ class Scene:
 SCENES = {
     "threads": Scene("ranks"),
     "launch": Scene("ranks", ("--launch", "2")),
+    "stages": Scene("stages"),
+    "stages-launch": Scene("stages", ("--launch", "2")),
     "sync": Scene("sync"),
     "sync-launch": Scene("sync", ("--launch", "3")),
     "async": Scene("async"),
@@ -74,6 +76,7 @@ def prepare(home: Path, *folders: str) -> None:
     np.savez(home / "data.npz", x=generator.standard_normal((64, 32)).astype("f4"), y=generator.integers(0, 10, 64))
     made = {
         "ranks": ["shard", "--ranks", "2"], "sync": ["split", "--trainers", "2", "--servers", "1"],
+        "stages": ["shard", "--mesh", "pp=2", "--micro-batches", "2"],
         "async": ["split", "--trainers", "2", "--servers", "1", "--mode", "async"],
         "geo": ["split", "--trainers", "2", "--servers", "1", "--mode", "geo"],
     }  # fmt: skip

@@ -41,6 +41,7 @@ _RUN = [
     "--every",
     "1",
 ]
+_CUT = ["--mesh", "pp=2", "--micro-batches", "2"]
 _BEST = ["--eval", "e.onnx", "--eval-data", "data.npz", "--eval-every", "1", "--keep-best", "loss"]
 
 
@@ -81,6 +82,14 @@ def _ranks(folder: Path) -> None:
     _step(folder)
     _do("shard", str(folder / "step.onnx"), "--ranks", "2", "-o", str(folder / "in.ranks"))
     (folder / "step.onnx").unlink()
+
+
+def _stages(folder: Path) -> None:
+    """Ranks that are pipeline stages, and samples for them."""
+    _step(folder)
+    _do("shard", str(folder / "step.onnx"), *_CUT, "-o", str(folder / "in.ranks"))
+    (folder / "step.onnx").unlink()
+    _samples(folder)
 
 
 def _old_folder(folder: Path, make: str) -> None:
@@ -167,6 +176,10 @@ def _module(folder: Path) -> None:
 
 def _data(folder: Path) -> None:
     _ranks(folder)
+    _samples(folder)
+
+
+def _samples(folder: Path) -> None:
     generator = np.random.default_rng(0)
     x, y = generator.standard_normal((64, 3)).astype("f4"), generator.standard_normal((64, 2)).astype("f4")
     np.savez(folder / "data.npz", x=x, y=y)
@@ -217,6 +230,11 @@ _CASES = (
     Case("reshard-force", lambda folder: _old_folder(folder, "reshard"),
          ["reshard", "in.ranks", "--ranks", "2", "-o", "out", "--force"], r"out(/|$)"),
     Case("run", _data, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
+    Case("shard-stages", lambda folder: _old_folder(folder, "shard"),
+         ["shard", "step.onnx", *_CUT, "-o", "out", "--force"], r"out(/|$)"),
+    Case("reshard-stages", _stages, ["reshard", "in.ranks", "--ranks", "3", "-o", "out"], r"out(/|$)"),
+    Case("merge-stages", _stages, ["merge", "in.ranks", "-o", "m.onnx"], r"m\.onnx"),
+    Case("run-stages", _stages, [*_RUN, "--steps", "1"], r"ck(/|$)", [*_RUN, "--steps", "1", "--resume"], added=True),
     Case("resume", _checkpoints, [*_RUN, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
     Case("best", _best, [*_RUN, *_BEST, "--steps", "4", "--resume"], r"ck(/|$)", added=True),
     Case("load-state", _state, ["load-state", "step.onnx", "w.npz", "-o", "n.onnx"], r"n\.onnx"),

@@ -22,7 +22,7 @@ RUNS = ["run"]
 AGAIN = [
     "shard", "shard-jobs-new", "shard-jobs-plain", "split-jobs", "load-state-force", "reproducer", "shard-force",
     "reshard", "reshard-force", "merge", "merge-force", "shard-force-plain", "resume", "best", "load-state",
-    "state-dict", "report", "seal",
+    "state-dict", "report", "seal", "shard-stages", "reshard-stages", "merge-stages", "run-stages",
 ]  # fmt: skip
 """They write by the same lines as one of the others."""
 EXPORTS = ["export", "export-force", "dcp"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from helpers import Builder, perceptron, sgd
+from helpers import FIXTURES, Builder, perceptron, sgd
 from mesh_gen.judge import Setting, differences, judge
 from mesh_gen.make import Recipe, make
 
@@ -83,3 +83,11 @@ def test_refused_by_name(tmp_path):
         sharded(step, "tp=2", "w0:dim1=3+0")
     with pytest.raises(UnsupportedError, match="elements of 'b0': a parameter of one element is not sharded"):
         sharded(step, "shard=2,tp=2", "b0:dim0=1+2")
+
+
+@pytest.mark.parametrize("mesh", ["sp=4,tp=2", "tp=2,sp=4", "tp=4,sp=2"])
+def test_a_softmax_over_tokens_in_parts_beside_heads_in_parts(mesh, tmp_path):
+    """The values of its rewrite are placed one by one, each beside the heads that the other axis shards."""
+    gopt.shard(FIXTURES / "families" / "t5_adamw.onnx", mesh).write(tmp_path / "out")
+    assert gopt.prove(tmp_path / "out").proven
+    assert Verifier(tmp_path / "out").run(steps=1, confirm=False).equal

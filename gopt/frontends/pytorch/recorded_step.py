@@ -42,6 +42,7 @@ from gopt.frontends.pytorch.size_branches import SizeUses, inputs_with_samples, 
 from gopt.frontends.pytorch.states import find_places
 from gopt.frontends.pytorch.surroundings import tensors_around
 from gopt.frontends.pytorch.tracing import TracedStep, trace
+from gopt.frontends.pytorch.value_shapes import EXPERTS
 from gopt.ir.graph import Graph
 from gopt.text.sanitize import show
 
@@ -270,7 +271,9 @@ def no_form(error: BaseException) -> UnsupportedError:
     complexly = " of complex numbers" if "complex-valued" in cause else ""
     return UnsupportedError(
         f"the step has no ONNX form: {f'ONNX has none of {operator}{complexly}' if operator else cause}",
-        "write it with other operators, or compute it outside of the step; --debug shows where",
+        EXPERTS
+        if operator and "grouped_mm" in operator
+        else "write it with other operators, or compute it outside of the step; --debug shows where",
     )
 
 

@@ -11,6 +11,9 @@ from gopt.errors import UnsupportedError
 
 aten = torch.ops.aten
 
+EXPERTS = "experts of transformers: experts_implementation='batched_mm'"
+"""The implementation of experts with fixed shapes."""
+
 
 def refuse_shapes_of_values(
     graph: torch.fx.GraphModule, inputs: Sequence[str], constants: Container[str], lines: Mapping[str, str]
@@ -48,10 +51,7 @@ def _is_mask(node: Any) -> bool:
 def _refusal(operator: Any, lines: Mapping[str, str]) -> UnsupportedError:
     where = lines.get(str(operator), "")
     masks = (aten.index.Tensor, aten.masked_select.default, aten.nonzero.default)
-    hint = (
-        "keep the shape, and weigh by the mask: (loss * mask).sum() / mask.sum(), or torch.where (experts: "
-        "experts_implementation='batched_mm')"
-    )
+    hint = f"keep the shape, and weigh by the mask: (loss * mask).sum() / mask.sum(), or torch.where ({EXPERTS})"
     return UnsupportedError(
         f"the shape of a value depends on the batch or on states: {operator}{where and f', {where}'}",
         "the step would hold for the example's number of elements alone",

@@ -152,7 +152,9 @@ def bucket_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     if bucket is None:
         return
     size = f"{format_bytes(bucket.nbytes)} of {bucket.dtype} gradients in {len(bucket.tensors)} tensors"
-    yield Fact("bucket", f"{size}; update {bucket.mode}; {bucket.closed_because}")
+    yield Fact(
+        "bucket", f"{size}; update {bucket.sharing(index.report.mesh.mesh().data_ranks)}; {bucket.closed_because}"
+    )
     yield Fact("tensors", listed(bucket.tensors, _MOST), tuple(bucket.tensors[:_MOST]))
     yield from (Fact("reason", why) for why in bucket.reasons)
     for about, node in _bucket_calls(index, bucket):

@@ -13,7 +13,7 @@ from gopt.ir.node_kinds import record_of
 from gopt.offline.optimizer.evidence import tidy
 from gopt.offline.optimizer.formulas import close
 from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
-from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
+from gopt.offline.optimizer.probe import Array, Probe, UpdateFunction
 
 T = TypeVar("T")
 _TRIALS = 2
@@ -76,9 +76,8 @@ class _Norms:
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
-        trials = [spread(probe.inputs, seed) for seed in range(_TRIALS)]
-        self._inactive = [Scalars(probe, trial) for trial in trials]
-        self._active = [Scalars(probe, trial, large) for large in _LARGE for trial in trials]
+        self._inactive = [probe.scalars(seed) for seed in range(_TRIALS)]
+        self._active = [probe.scalars(seed, reduced=large) for large in _LARGE for seed in range(_TRIALS)]
         self._bits: dict[str, int] = {}
 
     def clip(self, path: GradientPath, count: int) -> tuple[Clip | None, int]:
@@ -99,7 +98,7 @@ class _Norms:
         return None, 0
 
     def _values(self, name: str) -> Array:
-        return np.array([np.nan if (value := scalars.number(name)) is None else value for scalars in self._active])
+        return np.array([scalars.number(name) for scalars in self._active])
 
     def _gains(self, path: GradientPath) -> Array:
         """The shrink factor of the gradient for large norms."""
@@ -135,7 +134,7 @@ class _Norms:
         """The type of the norm, from the combination of the reduced gradients."""
         producers, full, run = self.probe.producers, self.probe.owners.full, self._active[0]
         leaves = [x for x in self._behind([name]) if any(operand in full for operand in producers[x].reads)]
-        norm, values = run.number(name), np.array([run.number(leaf) or np.nan for leaf in leaves])
+        norm, values = run.number(name), np.array([*map(run.number, leaves)])
         if close(norm, float(np.sqrt(values.sum()))):  # of sums of squares
             return "2"
         joined = {"2": np.sqrt(np.square(values).sum()), "inf": values.max(), "1": values.sum()}

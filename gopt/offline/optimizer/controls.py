@@ -9,7 +9,7 @@ from gopt.analysis.training import State, StateKind
 from gopt.ir.graph_index import descendants
 from gopt.offline.optimizer.clips import Clip, find_clips
 from gopt.offline.optimizer.evidence import Rule, tidy
-from gopt.offline.optimizer.probe import Probe, Scalars, spread
+from gopt.offline.optimizer.probe import Probe
 from gopt.offline.optimizer.recogniser import Recogniser
 from gopt.operators.kinds import COMPARISONS
 
@@ -86,8 +86,7 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
     probe = recogniser.probe
     if len(sources) == 1 and (source := next(iter(sources))):
         if probe.is_constant(source):
-            value = recogniser.trials[0].number(source)
-            return LearningRate("", source, None if value is None else tidy(abs(value)), (), ())
+            return LearningRate("", source, tidy(abs(recogniser.trials[0].number(source))), (), ())
         behind = [name for name in probe.inputs if name in probe.inputs_behind(source)]
         fed = [name for name in behind if name in probe.hyper and _proportional(probe, source, name)]
         name = fed[0] if len(fed) == 1 else ""
@@ -105,17 +104,15 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
 
 def _proportional(probe: Probe, value: str, name: str) -> bool:
     """Return whether a value is proportional to an input."""
-    feeds = spread(probe.inputs, 0)
-    before, doubled = (Scalars(probe, feeds | {name: times * feeds[name]}).number(value) for times in (1, 2))
-    return doubled is not None and bool(before) and abs(doubled - 2 * (before or 0)) <= 1e-9 * abs(before or 0)
+    before, doubled = (probe.scalars(0, {name: times}).number(value) for times in (0.3, 0.6))
+    return before != 0 and abs(doubled - 2 * before) <= 1e-9 * abs(before)
 
 
 def _finite_check(probe: Probe, gates: Gates) -> FiniteCheck | None:
     """The condition on gradients that changes for an infinite gradient."""
-    runs = [Scalars(probe, spread(probe.inputs, 0), reduced) for reduced in (0.0, float("inf"))]
+    finite, infinite = (probe.scalars(0, reduced=reduced) for reduced in (0.0, float("inf")))
     for condition, states in gates.items():
-        values = [run.number(condition) for run in runs]
-        if condition in probe.owners.reduced and None not in values and values[0] != values[1]:
+        if condition in probe.owners.reduced and abs(finite.number(condition) - infinite.number(condition)) == 1:
             return FiniteCheck(condition, len(states))
     return None
 
@@ -128,15 +125,12 @@ def _loss_scale(
     if finite is None or updated == name:
         return LossScale(name, updated != name) if name else None
     good, (interval, counter) = gated[0][1], _threshold(recogniser, updated)
-    feeds, growth = dict.fromkeys(probe.inputs, 1.0), None
-    backoff = Scalars(probe, feeds, pinned={finite.condition: not good}).number(updated)
-    if interval is not None:
-        feeds[counter] = 2 * interval
-        growth = Scalars(probe, feeds, pinned={finite.condition: good}).number(updated)
+    ones, late = dict.fromkeys(probe.inputs, 1.0), {} if interval is None else {counter: 2 * interval}
+    backoff = probe.scalars(0, ones, pinned={finite.condition: not good}).number(updated)
+    growth = probe.scalars(0, ones | late, pinned={finite.condition: good}).number(updated)
     return LossScale(
-        name, True, None if growth is None or growth <= 1 else tidy(growth),
-        None if backoff is None or backoff >= 1 else tidy(backoff), interval,
-    )  # fmt: skip
+        name, True, tidy(growth) if late and growth > 1 else None, tidy(backoff) if backoff < 1 else None, interval
+    )
 
 
 def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
@@ -148,7 +142,7 @@ def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
             continue
         for constant, operand in (node.inputs, reversed(node.inputs)):
             number, counters = recogniser.trials[0].number(constant), probe.inputs_behind(operand)
-            if probe.is_constant(constant) and number is not None and len(counters) == 1:
+            if probe.is_constant(constant) and number == number and len(counters) == 1:
                 thresholds[tidy(number), next(iter(counters))] = None
     return next(iter(thresholds)) if len(thresholds) == 1 else (None, "")
 

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from gopt.offline.optimizer.formulas import ABOUT, Fit, Hyper, close
-from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
+from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
 
 _ROOTLESS = ("SGD", "momentum", "Lion", "Rprop")
 _CORRECTED = ("Adam", "NAdam", "Adamax", "LAMB", "unrectified")
@@ -79,7 +79,7 @@ class Evidence:
 
     def values(self, name: str) -> Array:
         """A scalar's values in all trials; NaN where absent."""
-        return np.array([np.nan if (value := run.number(name)) is None else value for run in self.runs])
+        return np.array([run.number(name) for run in self.runs])
 
     def counts(self) -> Iterator[Array]:
         """For each possible step counter: the value in every trial, or the value plus one."""
@@ -117,7 +117,7 @@ class Evidence:
     def _source(self, sizes: Array) -> tuple[str, int]:
         """The scalar equal to the step size in every trial, and the weight of this evidence."""
         for name in self.sources if sizes.any() else ():
-            if alike(np.abs(self.values(name)), sizes):
+            if alike(np.abs(self.values(name)), sizes, 1e-5):  # a rectification loses digits at early steps
                 return name, 3 if name in self.probe.hyper else 2 if self.probe.is_constant(name) else 1
         return "", 0
 
@@ -139,8 +139,6 @@ def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, f
     forms = {(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind}
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
     if len(forms) > 1 or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
-        return None
-    if update_fn.reduces and kind != "LAMB":  # a norm that happens to change nothing at the points
         return None
     with np.errstate(all="ignore"):
         evidence = Evidence(probe, runs, update_fn, fits)
@@ -233,20 +231,16 @@ def _averaged(evidence: Evidence) -> Rule | None:
     return Rule("ASGD", hyper, last.roles, source, flipped=last.flipped)
 
 
-def _after(probe: Probe, count: float, seed: int = 0) -> Scalars:
-    """The small values after a count of steps."""
-    return Scalars(probe, spread(probe.inputs, seed) | dict.fromkeys(probe.counters, count))
-
-
 def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
     """The learning rate behind a decaying rate, with lambd and alpha."""
-    runs = [[_after(probe, count, seed) for count in (1e12, 1e18, 50.0)] for seed in range(3)]
-    rates = np.array([[run.number(updated) or np.nan for run in row] for row in runs])
-    alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e6)
+    counts = [dict.fromkeys(probe.counters, count) for count in (1e15, 1e18, 50.0)]
+    runs = [[probe.scalars(seed, count) for count in counts] for seed in range(3)]
+    rates = np.array([[run.number(updated) for run in row] for row in runs])
+    alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e3)
     for source in probe.scalars_before([updated]):
-        lr = np.array([row[0].number(source) or np.nan for row in runs])
+        lr = np.array([row[0].number(source) for row in runs])
         lambdas = ((lr / rates[:, 1]) ** (1 / alphas) - 1) / (lr * 1e18)
-        again = [lr / (1 + lambdas * lr * count) ** alphas for count in (1e12, 1e18, 51.0)]
+        again = [lr / (1 + lambdas * lr * count) ** alphas for count in (1e15, 1e18, 51.0)]
         lambd, alpha = agreed(lambdas), agreed(alphas)
         if alike(rates, np.array(again).T, 1e-5) and lambd is not None and alpha is not None:
             return source, lambd, alpha
@@ -256,8 +250,8 @@ def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
 def _begins(probe: Probe, updated: str) -> float | None:
     """t0, where the share of the new parameter in the average becomes 1 / (t - t0)."""
     for count in (1e3, 1e6, 1e9, 1e12):
-        value = _after(probe, count).number(updated)
-        if value is None or not 0 < value <= 1:
+        value = probe.scalars(0, dict.fromkeys(probe.counters, count)).number(updated)
+        if not 0 < value <= 1:
             return None
         if value < 1:
             return tidy(round(count + 1 - 1 / value, 3))

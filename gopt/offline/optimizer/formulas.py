@@ -1,12 +1,13 @@
 """The formulas of the optimizers, as records: the forms of an update's states choose the candidates.
 
-A formula's coefficients are read off at chosen points, and the formula is believed only if it then reproduces the new
-parameter and states at random points."""
+The new parameter is a sum of known columns, such as the parameter and the first moment over the root of the second:
+least squares at random points gives the factors, and the formula is believed only if the sum reproduces the points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -20,12 +21,14 @@ _EXACT = 1e-8
 """Relative tolerance within which a formula must fit."""
 _POINTS, _SIGNED = 52, 36
 """Random points, and the place of the first whose states have any sign."""
+_LEAST = 1e-24
+"""The square near 0 that a root is taken of: above the rounding of a state, below the square of every epsilon."""
 _FEWEST = 12
 """Random points that must be finite."""
 
 
-def close(value: float | None, target: float, tolerance: float = 1e-6) -> bool:
-    return value is not None and bool(abs(value - target) <= tolerance * max(abs(value), abs(target)) + 1e-300)
+def close(value: float, target: float, tolerance: float = 1e-6) -> bool:
+    return bool(abs(value - target) <= tolerance * max(abs(value), abs(target)) + 1e-300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +55,9 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class Form:
     """A state's new value: ``mean`` b·s + q·(g + w·p), ``square`` b·s + q·(g + w·p)², ``peak`` max(b·s, |…| + e),
-    ``maximum`` max(s, new value of the square state), ``other``: none of these."""
+    ``maximum`` max(s, new value of the square state), ``other``: none of these. ``at``: the state's place, from 1."""
 
+    at: int
     kind: str = "other"
     keep: float = 0.0
     take: float = 0.0
@@ -89,25 +93,27 @@ class Sampler:
         points[2:, 1:16:2] *= 10.0 ** -np.arange(8.0)
         points[2:, 16:32] *= 1e-3
         points[:, 32:_SIGNED] *= 10.0 ** np.arange(1.0, 5.0)
-        finite = np.asarray(np.isfinite(self._call(points)).all(axis=0))
+        finite = np.asarray(np.isfinite(self.call(points)).all(axis=0))
         if finite[:_SIGNED].sum() < _FEWEST:  # one point may spoil them all, where a norm is taken
             finite = np.arange(_POINTS) < _SIGNED
         self.points, self._signed = points[:, finite], np.flatnonzero(finite) >= _SIGNED
         self.g, self.p = self.points[0], self.points[1]
         """Gradient and parameter at the random points."""
-        self.truth = self._call(self.points)
-        self.forms = [Form()] * (len(names) - 2)
+        self.truth = self.call(self.points)
+        self.forms = [Form(index) for index in range(1, len(names) - 1)]
         """The form of every state's new value, in order."""
-        for index in [*range(len(self.forms))] * 2:  # twice: a maximum is known after what it is a maximum of
-            if self.forms[index].kind == "other" and np.isfinite(self.truth).all():
-                self.forms[index] = self._form(index + 1)
-        self.place = {form.kind: index for index, form in enumerate(self.forms, 1)}
+        for form in self.forms * 2:  # twice: a maximum is known after what it is a maximum of
+            if self.forms[form.at - 1].kind == "other" and np.isfinite(self.truth).all():
+                self.forms[form.at - 1] = self._form(form.at)
+        self.of = {form.kind: form for form in self.forms}
+        """Kind -> the form of the one state of this kind."""
 
-    def form(self, *kinds: str) -> Form | None:
-        """The form of the one state of these kinds."""
-        return next((form for form in self.forms if form.kind in kinds), None)
+    @cached_property
+    def few(self) -> Array:
+        """The results where every other point is left out: a norm is another norm there."""
+        return self.call(self.points[:, ::2])
 
-    def _call(self, columns: Array) -> Array:
+    def call(self, columns: Array) -> Array:
         """The new values; NaN where the update cannot be run."""
         results = self.update_fn(self.scalars, dict(zip(self.names, columns, strict=True)))
         return np.full((len(columns) - 1, columns.shape[1]), np.nan) if results is None else np.array(results)
@@ -122,7 +128,17 @@ class Sampler:
             columns[index + 1] = self.forms[index - 1].old(np.asarray(values), columns[0], columns[1])
         for index, values in old.items():
             columns[index + 1] = values
-        return self._call(columns)
+        return self.call(columns)
+
+    def factors(self, columns: Sequence[Array], index: int = 0) -> list[float] | None:
+        """The factors with which the sum of columns is the new parameter, or the state at ``index``, by least squares
+        of relative errors; a factor within 1e-12 of a whole number is this number."""
+        table, truth = np.array(columns).T, self.truth[index]
+        rows = np.isfinite(table).all(axis=1)
+        weights = 1 / np.abs(table[rows]).max(axis=1)
+        solved = np.linalg.lstsq(table[rows] * weights[:, None], truth[rows] * weights, rcond=None)[0]
+        solved = np.where(np.abs(solved - solved.round()) < 1e-12, solved.round(), solved)
+        return [*map(float, solved)] if self.explains(table @ solved, index) else None
 
     def explains(self, value: Array, index: int = 0) -> bool:
         """Return whether this is the new parameter, or the state at ``index``, at the random points.
@@ -139,53 +155,58 @@ class Sampler:
         nothing, keep, take, decay, double = map(float, probes)
         forms = []
         if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
-            forms.append(Form("mean", keep, take, decay / take))
+            forms.append(Form(index, "mean", keep, take, decay / take))
         if nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
-            forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
-        forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
+            forms.append(Form(index, "square", keep, take, float(np.sqrt(decay / take))))
+        forms.append(Form(index, "peak", keep, 1.0, decay - nothing, nothing))
         for form in forms:
             if self.explains(form.new(self.points[index + 1], self.g, self.p), index):
                 return form
-        squares = [index for index, form in enumerate(self.forms, 1) if form.kind == "square"]
-        top = any(self.explains(np.maximum(self.points[index + 1], self.truth[square]), index) for square in squares)
-        return Form("maximum", 1.0) if top else Form()
+        for square in (form.at for form in self.forms if form.kind == "square"):
+            if self.explains(np.maximum(self.points[index + 1], self.truth[square]), index):
+                return Form(index, "maximum", 1.0)
+        return Form(index)
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A denominator: the root of a state, with epsilon inside or beside; ``size`` is the numerator."""
+    """A denominator: the root of a state, with epsilon inside or beside."""
 
-    inside: bool
-    eps: float
-    size: float
+    inside: bool = False
+    eps: float = 0.0
 
     def of(self, square: Array) -> Array:
         return np.asarray(np.sqrt(square + self.eps) if self.inside else np.sqrt(square) + self.eps)
 
 
-def find_root(
-    sampler: Sampler, bare: float, full: float, value_of: Callable[[Root], Array], index: int = 0, least: float = 0.0
-) -> Root | None:
-    """The root with which ``value_of`` gives the new value at ``index``; ``bare``, ``full``: quotients by the root of
-    ``least`` squared, and of 1.
+def roots(bare: float, full: float, least: float) -> list[Root]:
+    """The roots whose quotients are ``bare`` at the square ``least``, and ``full`` at the square 1, epsilon beside the
+    root first."""
+    ratio = bare / full if full else float("nan")
+    if not ratio > 1 or not np.isfinite(bare):
+        return [Root()] if full and not np.isfinite(bare) else []
+    beside, inside = (1 - ratio * float(np.sqrt(least))) / (ratio - 1), (1 - ratio**2 * least) / (ratio**2 - 1)
+    return [Root(False, beside if abs(beside) > 1e-14 else 0.0), Root(True, inside)]
 
-    Epsilon beside the root goes first.
-    """
-    ratio = bare / full if full else float("inf")
-    if not np.isfinite(bare):
-        roots = [Root(False, 0.0, full)]
-    elif not np.isfinite(ratio) or ratio <= 1:
-        roots = []
-    else:
-        beside, inside = (1 - ratio * least) / (ratio - 1), 1 / (ratio**2 - 1)
-        beside = beside if abs(beside) > 1e-14 else 0.0
-        roots = [Root(False, beside, full * (1 + beside)), Root(True, inside, full * float(np.sqrt(1 + inside)))]
-    return next((root for root in roots if sampler.explains(value_of(root), index)), None)
+
+def _roots(sampler: Sampler, below: str = "square", gathered: Form | None = None) -> list[Root]:
+    """The possible denominators: a step, or the state that gathers the steps, is taken over a square near 0 and over 1.
+
+    The third point, a parameter alone, gives LAMB a norm."""
+    if below == "one":
+        return [Root()]
+    mean, second = sampler.of.get("mean"), sampler.of["peak" if below == "peak" else "square"]
+    moment = mean is not None and below != "centred"
+    g = 0.0 if moment else 1e-6  # so small that the square of the gradient does not hide a small moment
+    states: dict[int, Column] = {mean.at: [moment, moment, 0]} if mean else {}
+    new = sampler.at([g, g, 0], [0, 0, 1], states | {second.at: [_LEAST, 1, 1]})
+    bare, full = map(float, (new[gathered.at] if gathered else -new[0])[:2])
+    return roots(bare, full, float(new[second.at][0]) ** (2 if below == "peak" else 1))
 
 
 def _averages(sampler: Sampler, below: str) -> bool:
     """Return whether the moments are averages of the same gradient with decay."""
-    mean, second = sampler.form("mean"), sampler.form("square", "peak")
+    mean, second = sampler.of.get("mean"), sampler.of.get("square", sampler.of.get("peak"))
     if second is None:
         return mean is None or bool(mean.keep)
     if mean is not None:
@@ -201,44 +222,30 @@ def _averages(sampler: Sampler, below: str) -> bool:
 
 def _quotient(formula: Formula, sampler: Sampler) -> Fit | None:
     """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
-    below, index_of, truth, g, p = formula.below, sampler.place, sampler.truth, sampler.g, sampler.p
-    if not _averages(sampler, below):
+    if not _averages(sampler, formula.below):
         return None
-    m, v, k = index_of.get("mean", 0), index_of.get("square", index_of.get("peak", 0)), index_of.get("other", 0)
-    moment = m > 0 and below != "centred"
-    w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
-    # The parameter alone, the mean over root 0 and over root 1, the gradient alone over root 0 and over root 1, the sum
-    # of steps alone.
-    states: dict[int, Column] = {m: [0, moment, moment, 0, 0, 0]} if m else {}
-    states |= {v: [1, 0, 1, 0, 1, 1]} if v else {}
-    new = sampler.at([-w, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0], states, {k: [0, 0, 0, 0, 0, 1]} if k else {})
-    factor, steps = float(new[0][0]), new[k] if k else -new[0]
-    bare, full = map(float, steps[1:3] if moment else steps[3:5])
-    direct = float(steps[4]) if moment else 0.0
-    gathered, slope = (float(steps[5]), float(-new[0][5] / steps[5])) if k else (0.0, 1.0)
-    if not full or not slope or (k and not sampler.explains(factor * p - slope * truth[k])):
-        return None
-    below_of: dict[str, Callable[[], Array]] = {
-        "one": lambda: np.ones(1),
-        "square": lambda: truth[index_of.get("maximum", v)],
-        "peak": lambda: truth[v] ** 2,
-        "centred": lambda: truth[v] - truth[m] ** 2,
-    }
-    square, least = below_of[below](), float(new[v][1]) if below == "peak" else 0.0
-
-    def made(root: Root) -> Array:
-        step = root.size * (truth[m] + direct / full * (g + w * p) if moment else g + w * p) / root.of(square)
-        return np.asarray(gathered * sampler.points[k + 1] + step if k else factor * p - step)
-
-    root = find_root(sampler, float("inf") if below == "one" else bare, full, made, k, least)
-    if root is None or (below == "peak" and root.inside):
-        return None
-    direct *= root.size / full
-    eps = (sampler.forms[v - 1].eps if v else 0.0) or root.eps
-    return Fit(
-        size=slope * root.size, kept=factor, coupled=w, eps=eps, inside=root.inside,
-        direct=direct if abs(direct) > 1e-12 else 0.0, hyper={"momentum": gathered} if gathered else {},
-    )  # fmt: skip
+    new = {kind: sampler.truth[form.at] for kind, form in sampler.of.items()}
+    mean, second, steps = (
+        sampler.of.get("mean"),
+        sampler.of.get("square", sampler.of.get("peak")),
+        sampler.of.get("other"),
+    )
+    moment = mean is not None and formula.below != "centred"
+    decayed = mean if moment else second
+    w, p = decayed.decay if decayed else 0.0, sampler.p
+    above = [new["mean"]] if moment else []
+    if formula.direct or not moment:
+        above.append(sampler.g + w * p)
+    for root in _roots(sampler, formula.below, steps):
+        quotients = [value / root.of(_BELOW[formula.below](new)) for value in above]
+        gathered = sampler.factors([sampler.points[steps.at + 1], *quotients], steps.at) if steps else [0.0, 1.0]
+        moved = sampler.factors([p, *([-new["other"]] if steps else [-value for value in quotients])])
+        if gathered is not None and moved is not None and moved[1] and not (root.inside and formula.below == "peak"):
+            return Fit(
+                size=moved[1] * gathered[1], kept=moved[0], coupled=w, direct=sum(moved[2:]), inside=root.inside,
+                eps=(second.eps if second else 0.0) or root.eps, hyper={"momentum": gathered[0]} if steps else {},
+            )  # fmt: skip
+    return None
 
 
 def _momentum(formula: Formula, sampler: Sampler) -> Fit | None:
@@ -261,26 +268,19 @@ def _momentum(formula: Formula, sampler: Sampler) -> Fit | None:
 
 
 def _lamb(formula: Formula, sampler: Sampler) -> Fit | None:
-    """Adam's direction plus decay, scaled by |parameter| / |direction|."""
-    m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
-    mean = sampler.forms[m - 1]
-    # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1:
-    # the scale of the direction cancels.
-    beside = sampler.at([0, 0], [1, 0], {m: [0, 1], v: [1, 1]})[0]
-    over = sampler.at([0, 0, 0], [0, 0, 1], {m: [1, 1, 0], v: [0, 1, 1]})[0]
-    decay, full = 1 - float(beside[0]), -float(beside[1])
-    size = float(np.hypot(decay, full))
-    if not full or not _averages(sampler, "square") or mean.decay:
-        return None
-
-    def made(root: Root) -> Array:
-        direction = sampler.truth[m] / root.of(sampler.truth[v]) + decay / root.size * p
-        return np.asarray(p - size * np.linalg.norm(p) * direction / np.linalg.norm(direction))
-
-    root = find_root(sampler, full * float(over[0] / over[1]), full, made)
-    if root is None:
-        return None
-    return Fit(size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size)
+    """Adam's direction plus decay, scaled by |parameter| / |direction|: believed if so at half of the points, too."""
+    mean, second, p = sampler.of["mean"], sampler.of["square"], sampler.p
+    for root in _roots(sampler) if _averages(sampler, "square") and not mean.decay else ():
+        moments = sampler.truth[mean.at] / root.of(sampler.truth[second.at])
+        factor, pace = sampler.factors([p, -moments]) or (0.0, 0.0)
+        if pace:
+            direction = moments + (1 - factor) / pace * p
+            size = pace * float(np.linalg.norm(direction) / np.linalg.norm(p))
+            few, far = p[::2], direction[::2]
+            due = few - size * np.linalg.norm(few) * far / np.linalg.norm(far)
+            if np.allclose(sampler.few[0], due, _EXACT, 1e-13):
+                return Fit(size=size, eps=root.eps, inside=root.inside, coupled=(1 - factor) / abs(pace))
+    return None
 
 
 def _lion(formula: Formula, sampler: Sampler) -> Fit | None:
@@ -304,29 +304,23 @@ def _lion(formula: Formula, sampler: Sampler) -> Fit | None:
 
 def _asgd(formula: Formula, sampler: Sampler) -> Fit | None:
     """Gradient descent beside a running average of the parameter."""
-    new = sampler.at([1, 0, 0], [0, 1, 0], old={1: [0, 0, 1]})
-    size, factor, share = -float(new[0][0]), float(new[0][1]), 1 - float(new[1][2])
-    average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
-    if not size or not sampler.explains(factor * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
+    moved = sampler.factors([sampler.p, -sampler.g])
+    average = sampler.factors([sampler.points[2], sampler.truth[0]], 1)
+    if moved is None or average is None or not moved[1] or not close(average[0], 1 - average[1]):
         return None
-    return Fit(size=size, kept=factor, direct=share)
+    return Fit(kept=moved[0], size=moved[1], direct=average[1])
 
 
 def _adadelta(formula: Formula, sampler: Sampler) -> Fit | None:
     """Steps of the size of earlier steps: root of their mean square / root of the gradients'."""
-    v, k = sampler.place["square"], sampler.place["other"]
-    square, u = sampler.forms[v - 1], sampler.points[k + 1]
-    new = sampler.at([1, 1, -square.decay], [0, 0, 1], {v: [0, 1, 1]})[0]
-    size, factor = -float(new[0]), float(new[2])  # root eps / root eps = 1
-    ratio = float(np.square(new[1] / size)) if size else 0.0
-    if not 0 < ratio < 1 or not _averages(sampler, "square"):
-        return None
-    eps = ratio / (1 - ratio)
-    delta = np.sqrt((u + eps) / (sampler.truth[v] + eps)) * (sampler.g + square.decay * sampler.p)
-    steps = square.keep * u + square.take * np.square(delta)
-    if not sampler.explains(factor * sampler.p - size * delta) or not sampler.explains(steps, k):
-        return None
-    return Fit(size=size, kept=factor, coupled=square.decay, eps=eps, inside=True)
+    square, k = sampler.of["square"], sampler.of["other"].at
+    u = sampler.points[k + 1]
+    for root in _roots(sampler)[1:] if _averages(sampler, "square") else ():
+        delta = root.of(u) / root.of(sampler.truth[square.at]) * (sampler.g + square.decay * sampler.p)
+        moved, shares = sampler.factors([sampler.p, -delta]), sampler.factors([u, delta**2], k)
+        if moved is not None and shares is not None and np.allclose(shares, [square.keep, square.take], 1e-6):
+            return Fit(size=moved[1], kept=moved[0], coupled=square.decay, eps=root.eps, inside=True)
+    return None
 
 
 def _rprop(formula: Formula, sampler: Sampler) -> Fit | None:
@@ -352,10 +346,10 @@ def _rprop(formula: Formula, sampler: Sampler) -> Fit | None:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The update of an optimizer. ``states``: the sorted forms of the states. ``fit``: reads the coefficients off at
-    chosen points; of a quotient, ``below``: the square of the denominator, ``direct``: the gradient has a part of its
-    own beside the mean, ``summed``: squares are summed and not averaged. ``keeps``: hyper-parameter -> the state whose
-    old value has this factor; ``facts``: further hyper-parameters; ``roles``: form -> role of the state."""
+    """The update of an optimizer. ``states``: the sorted forms of the states. ``fit``: finds the coefficients; of a
+    quotient, ``below``: the square of the denominator, ``direct``: the gradient may have a part of its own beside the
+    mean, ``summed``: squares are summed and not averaged. ``keeps``: hyper-parameter -> the state whose old value has
+    this factor; ``facts``: further hyper-parameters; ``roles``: form -> role of the state."""
 
     name: str
     states: tuple[str, ...] = ()
@@ -367,28 +361,22 @@ class Formula:
     summed: bool = False
     fit: Callable[[Formula, Sampler], Fit | None] = _quotient
 
-    def match(self, sampler: Sampler) -> Fit | None:
-        """The coefficients with which the formula is the update, or None."""
-        fit, square = self.fit(self, sampler), sampler.form("square")
-        summed = square is not None and square.keep == 1
-        if fit is None or bool(fit.direct) is not self.direct or summed is not self.summed:
-            return None
-        kept = {name: sampler.forms[sampler.place[kind] - 1].keep for name, kind in self.keeps.items()}
-        roles = {**_ROLES, **self.roles}
-        return replace(
-            fit, kind=self.name, hyper={**kept, **self.facts, **fit.hyper},
-            roles=fit.roles or tuple(roles[form.kind] for form in sampler.forms),
-        )  # fmt: skip
 
-
+_BELOW: Mapping[str, Callable[[Mapping[str, Array]], Array]] = {
+    "one": lambda new: np.ones(1),
+    "square": lambda new: new.get("maximum", new["square"]),
+    "peak": lambda new: new["peak"] ** 2,
+    "centred": lambda new: new["square"] - new["mean"] ** 2,
+}
+"""The square of a denominator, of the new states by kind."""
 _ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
 _BETAS = {"beta1": "mean", "beta2": "square"}
 _STEPS = {"mean": "mean gradient", "other": "momentum"}
 FORMULAS = (
     Formula("SGD"),
-    Formula("momentum", ("mean",), roles={"mean": "momentum"}, fit=_momentum),
+    Formula("momentum", ("mean",), roles={"mean": "momentum"}, direct=True, fit=_momentum),
     Formula("Lion", ("mean",), roles={"mean": "momentum"}, fit=_lion),
-    Formula("ASGD", ("mean",), roles={"mean": "average of the parameter"}, direct=True, fit=_asgd),
+    Formula("ASGD", ("mean",), roles={"mean": "average of the parameter"}, fit=_asgd),
     Formula("Adagrad", ("square",), "square", roles={"square": "sum of squares"}, summed=True),
     Formula("RMSProp", ("square",), "square", {"alpha": "square"}),
     Formula("RMSProp", ("other", "square"), "square", {"alpha": "square"}, roles=_STEPS),
@@ -414,12 +402,17 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
         sampler = Sampler(update_fn, scalars, names)
         if not np.isfinite(sampler.truth).all():
             return None
-        states = tuple(sorted(form.kind for form in sampler.forms))
-        matches = (formula.match(sampler) for formula in FORMULAS if formula.states == states)
-        fit = next(filter(None, matches), None)
-    if fit is None:
-        return None
-    up = fit.size < 0
+        kinds, norms = [form.kind for form in sampler.forms], update_fn.reduces
+        tried = [x for x in FORMULAS if x.states == tuple(sorted(kinds)) and (x.fit is _lamb) is norms]
+        summed = any(form.kind == "square" and form.keep == 1 for form in sampler.forms)
+        fits = ((formula, formula.fit(formula, sampler)) for formula in tried if formula.summed is summed)
+        formula, fit = next((pair for pair in fits if pair[1] is not None), (None, None))
+        if formula is None or fit is None or not (norms or np.allclose(sampler.few, sampler.truth[:, ::2], _EXACT, 0)):
+            return None
+    shares = {name: sampler.of[kind].keep for name, kind in formula.keeps.items()}
+    roles, up = {**_ROLES, **formula.roles}, fit.size < 0
     return replace(
-        fit, size=abs(fit.size), flipped=up, direct=-fit.direct if up and fit.kind == "NAdam" else fit.direct
-    )
+        fit, kind=formula.name, size=abs(fit.size), flipped=up, hyper={**shares, **formula.facts, **fit.hyper},
+        roles=fit.roles or tuple(roles[kind] for kind in kinds),
+        direct=-fit.direct if up and formula.name == "NAdam" else fit.direct,
+    )  # fmt: skip

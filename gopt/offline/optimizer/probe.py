@@ -77,10 +77,10 @@ class Scalars:
         """A small value or a constant; None for any other value, and where the computation failed."""
         return self.values[name] if name in self.values else self._probe.constant(name)
 
-    def number(self, name: str) -> float | None:
-        """A one-element value as a float."""
+    def number(self, name: str) -> float:
+        """A one-element value; NaN for any other value, and where the computation failed."""
         value = self.get(name)
-        return None if value is None or value.size != 1 else float(value.reshape(()))
+        return float("nan") if value is None or value.size != 1 else float(value.reshape(()))
 
 
 class Probe:
@@ -126,10 +126,9 @@ class Probe:
 
     def _counters(self) -> tuple[str, ...]:
         """Return states that grow by one, and the exponents of constants, as in 1 - beta^t."""
-        scalars, counters = Scalars(self, spread(self.inputs, 1)), dict[str, None]()
+        scalars, counters = self.scalars(1), dict[str, None]()
         for state, updated in self.updated.items():
-            before, after = scalars.number(state), scalars.number(updated)
-            if state in self._behind and before is not None and after is not None and abs(after - before - 1) < 1e-9:
+            if state in self._behind and abs(scalars.number(updated) - scalars.number(state) - 1) < 1e-9:
                 counters[state] = None
         for node, _ in self.small:
             if record_of(node).raised_to and self.constant(node.inputs[0]) is not None:
@@ -138,12 +137,18 @@ class Probe:
 
     def runs(self) -> list[Scalars]:
         """The small values for several choices of the scalar inputs: at first steps, and at late steps."""
-        trials = []
-        for seed, step in enumerate(_STEPS):
-            inputs = spread(self.inputs, seed)
-            inputs |= {name: float(step + (index % 7 if step > 1 else 0)) for index, name in enumerate(self.counters)}
-            trials.append(Scalars(self, inputs))
-        return trials
+        return [
+            self.scalars(seed, {name: float(step + (i % 7 if step > 1 else 0)) for i, name in enumerate(self.counters)})
+            for seed, step in enumerate(_STEPS)
+        ]
+
+    def scalars(
+        self, seed: int, inputs: Mapping[str, float] = {}, reduced: float = 0.0, pinned: Mapping[str, bool] = {}
+    ) -> Scalars:  # fmt: skip
+        """The small values for the scalar inputs of a seed, between 0.2 and 0.8, beside these ``inputs``."""
+        rng = np.random.default_rng(seed)
+        drawn = {name: float(rng.uniform(0.2, 0.8)) for name in self.inputs}
+        return Scalars(self, drawn | dict(inputs), reduced, pinned)
 
     def constant(self, name: str) -> Array | None:
         """A constant of few elements, or a constant that repeats a single value (as this value)."""
@@ -252,9 +257,3 @@ class UpdateFunction:
             return None if value is None else np.zeros(0, np.int64)
         alike = value.size == 1 or (value == value.flat[0]).all()
         return np.asarray(value.flat[0]) if alike else None
-
-
-def spread(names: Iterable[str], seed: int) -> dict[str, float]:
-    """Another choice of the scalar inputs: numbers between 0.2 and 0.8."""
-    rng = np.random.default_rng(seed)
-    return {name: float(rng.uniform(0.2, 0.8)) for name in names}

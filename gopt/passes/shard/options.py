@@ -83,6 +83,11 @@ def check(program: SpmdProgram, options: Options) -> None:
         )
     for why, *hints in useless(options).values():
         raise OptionError(f"shard: {why}", *hints)
+    if program.stages is not None and program.micro_steps > 1 and not options.reshard_after_forward:
+        raise OptionError(
+            "shard: reshard-after-forward=false would keep gathered parameters for each micro-batch of a pipeline",
+            "leave it out, or use stage=2, at which each rank holds whole parameters",
+        )
     if program.micro_steps > 1 and any(state.kind is StateKind.ACCUMULATOR for state in program.training.states):
         accumulator = next(s.tensor for s in program.training.states if s.kind is StateKind.ACCUMULATOR)
         raise OptionError(

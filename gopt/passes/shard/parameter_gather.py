@@ -136,7 +136,7 @@ class ParameterGather:
             before = self.rewriter.earliest(nodes.forward or nodes.backward)
             packed = self._packed(parcel, [part.current for part in parcel.parts], before)
             self._send(parcel, packed, names, before)
-            if not (self.regather and nodes.forward and nodes.backward):
+            if not (self.regather and nodes.forward and nodes.backward) or self._apart:
                 continue
             end, start = self._at(nodes.forward)[1], self._at(nodes.backward)[0]
             if bisect_left(starts, start) <= bisect_right(starts, end):
@@ -144,6 +144,12 @@ class ParameterGather:
                 continue
             self._send_regather(parcel, packed, names, nodes.backward)
         return {"gathered_before_use": len(windows), "kept_for_backward": reused} if self.sharded else {}
+
+    @property
+    def _apart(self) -> bool:
+        """Whether forward and backward are actions of a schedule: each runs the gathers behind its operands
+        (``StageActions``)."""
+        return self.program.stages is not None and self.program.micro_steps > 1
 
     def _at(self, nodes: Sequence[Node]) -> tuple[int, int]:
         positions = [self._position[id(node)] for node in nodes]

@@ -15,7 +15,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, Sharding
-from gopt.spmd.program import SpmdProgram
+from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.stage_plan import StagePlan
 from gopt.text.sanitize import show
 
@@ -41,7 +41,9 @@ class StagePlacement:
         """Stage and id of a sharding -> this sharding on the stage, and the sharding, so that the id stays in use."""
         self._due: dict[str, int | None] = dict.fromkeys(program.training.shown)
         """A result of the step -> the stage where the result is due; None: all stages."""
-        self._states = {state.input for state in program.states}
+        self._states = {state.input: state for state in program.states}
+        self._copies: dict[tuple[str, int], ShardedState] = {}
+        """Parameter and another stage -> the copy there, sent anew by each update."""
         gradients = {**program.source.gradients, **program.training.gradients}
         self._gradients = {name: plan.states[of] for of, name in gradients.items() if of in plan.states}
         """Gradient -> the stage of its parameter."""
@@ -66,6 +68,7 @@ class StagePlacement:
             replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.accumulators
         ]
         states = [replace(item, sharding=self._of_input(item.input, item.sharding)) for item in program.states]
+        states += [self._renewed(*key, copy) for key, copy in self._copies.items()]
         program.value_stages = self.home
         self.rewriter.finish()
         program.set_states(states)
@@ -234,11 +237,37 @@ class StagePlacement:
                     "move the cut with pipeline{stages=...}, or leave out --micro-batches",
                 )
         beside = self._beside(name, stage, phase)
-        if beside is None:
+        if beside is None and self._renewable(name, reader):
+            self._copy(name, stage, result)
+        elif beside is None:
             maker = self._producers.get(self.names[name][home])
             self._transfer(self.names[name][home], result, home, stage, maker, phase, before=reader)
         self.names[name][stage] = beside or result
         return self.names[name][stage]
+
+    def _renewable(self, name: str, reader: Node) -> bool:
+        """Return whether another stage keeps a copy of a value from step to step: of a whole parameter that
+        micro-batches read and an update makes anew."""
+        state = self._states.get(name)
+        whole = state is not None and not state.sharded and not state.copy and name not in self.program.loop_carried
+        if not whole or self.program.micro_steps == 1 or reader.phase is Phase.UPDATE:
+            return False
+        tensor = self._states[name].slices[0].tensor
+        parameters = {item.tensor for item in self.program.training.parameters}
+        return tensor in parameters - self.program.copies().keys() and self._states[name].output in self._producers
+
+    def _copy(self, name: str, stage: int, result: str) -> None:
+        """Let a stage read a copy of a parameter under the name ``result``."""
+        state = self._states[name]
+        self.graph.inputs[result] = self.graph.types[result] = self.graph.types[name]
+        self._copies[name, stage] = replace(state, input=result, output=f"{result}.new", copy=True)
+        self._have(result, stage, Phase.FORWARD)
+
+    def _renewed(self, name: str, stage: int, copy: ShardedState) -> ShardedState:
+        """Send the new value of a parameter to the stage with the copy."""
+        updated, home = self._states[name].output, self.home[name]
+        self._transfer(updated, copy.output, home, stage, self._producers[updated], Phase.UPDATE)
+        return replace(copy, sharding=self._on(stage, copy.sharding))
 
     def _beside(self, name: str, stage: int, phase: Phase) -> str | None:
         """The name of a value on an earlier run of another stage of the same member, or None."""

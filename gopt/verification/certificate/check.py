@@ -19,10 +19,10 @@ from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.manifest_entries import LocalState, RankEntry
-from gopt.artifact.pieces import Piece, cover, put
+from gopt.artifact.pieces import Piece, cover, cut, put
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.collectives.table import COLLECTIVES
-from gopt.errors import GoptError
+from gopt.errors import GoptError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.node_kinds import draws
@@ -30,7 +30,9 @@ from gopt.ir.opaque.expand import expand
 from gopt.ir.opset import opset_of
 from gopt.records.boxes import ranges_of
 from gopt.records.mesh import PIPELINE
+from gopt.runtime.capacity import check_elements
 from gopt.runtime.inlined_functions import inlined
+from gopt.text.sanitize import show
 from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
 from gopt.verification.certificate.nodes import CheckedProgram, NodeChecker
@@ -85,8 +87,7 @@ class FolderCheck(NodeChecker):
         self._ranks()
         if self.number != len(self.rows):
             raise WrongLine("more lines", "the end")
-        unused = set(range(len(self.forms))) - self.used
-        if unused:
+        if unused := set(range(len(self.forms))) - self.used:
             raise WrongLine(f"expression {min(unused)}, which no line reads", "no such line")
 
     def next(self, key: str) -> dict[str, Any]:
@@ -123,20 +124,17 @@ class FolderCheck(NodeChecker):
     def _expressions(self) -> None:
         while self.number < len(self.rows) and "expression" in self.rows[self.number]:
             line = self.next("expression")
-            keys = ("expression", "form", "attributes", "operands", "shape")
-            index, op, attributes, operands, shape = self.take(
-                line, *keys, *(("varies",) if not line.get("operands") else ())
-            )[:5]
+            keys = ["expression", "form", "attributes", "operands", "shape", *["varies"][: not line.get("operands")]]
+            index, op, attributes, operands, shape = self.take(line, *keys)[:5]
             form = ExpressionLine(op, decoded(attributes), tuple(operands), None if shape is None else tuple(shape))
             if index != len(self.forms) or any(not 0 <= operand < index for operand in operands):
                 raise WrongLine(f"expression {index} of {operands}", f"expression {len(self.forms)} of earlier ones")
             self.used.update(operands)
             self.forms.append(form)
-            if (index == 0) != (form == ExpressionLine("one", (), (), ())) or line.get("varies", []) != sorted(
-                set(line.get("varies", ()))
-            ):
+            axes = line.get("varies", [])
+            if (index == 0) != (form == ExpressionLine("one", (), (), ())) or axes != sorted(set(axes)):
                 raise WrongLine(str(form), "the number 1 first, and axes in order")
-            self.varies.append(frozenset(line.get("varies", ())))
+            self.varies.append(frozenset(axes))
             self.formed(index)
             self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
             self.counted.append(op == "counted" or any(self.counted[operand] for operand in operands))
@@ -161,8 +159,7 @@ class FolderCheck(NodeChecker):
             if name != state.tensor:
                 raise WrongLine(name, state.tensor)
             self.states[name] = numbers
-        rows = self.states.items()
-        self.starts, self.during, self.new = ({name: numbers[at] for name, numbers in rows} for at in range(3))
+        self.starts, self.during, self.new = ({name: of[at] for name, of in self.states.items()} for at in range(3))
         for entry in self.manifest.common.inputs:
             name, number = self.take(self.next("input"), "input", "number")
             batch = entry.kind.value == "batch"
@@ -185,10 +182,8 @@ class FolderCheck(NodeChecker):
     def _leaf(self, number: int, kind: str, name: str, varies: frozenset[str], shape: Sequence[Any] | None) -> None:
         form = ExpressionLine(kind, name, (), None if shape is None else tuple(shape))
         if self.forms[number] != form or self.varies[number] != varies:
-            raise WrongLine(
-                f"{self.forms[number]}, which varies along {sorted(self.varies[number])}",
-                f"{form}, along {sorted(varies)}",
-            )
+            actual = f"{self.forms[number]}, which varies along {sorted(self.varies[number])}"
+            raise WrongLine(actual, f"{form}, along {sorted(varies)}")
 
     # --- programs ---
 
@@ -196,8 +191,7 @@ class FolderCheck(NodeChecker):
         self, head: Mapping[str, Any], graph: Graph, fed: Mapping[str, int], lead: CheckedProgram | None
     ) -> CheckedProgram:
         """The lines of a graph; values without a line are those of ``lead``."""
-        line = self.next(next(iter(head)))
-        if line != head:
+        if (line := self.next(next(iter(head)))) != head:
             raise WrongLine(json.dumps(line), json.dumps(head))
         program = CheckedProgram(head, graph, dict(fed))
         for name in order_of(graph):
@@ -219,8 +213,7 @@ class FolderCheck(NodeChecker):
         """Check a node; a rule that the checker does not have is counted."""
         name = next(filter(None, node.outputs))
         self._at(program, name)
-        missing = [operand for operand in node.reads if operand not in program.values]
-        if missing:
+        if missing := [operand for operand in node.reads if operand not in program.values]:
             raise WrongLine(f"{node.label} reads {missing[0]}", "a value with a line")
         if missing := [output for output in node.outputs if output and output not in program.values]:
             raise WrongLine(f"no line for {missing[0]}", "a line for every result")
@@ -359,9 +352,8 @@ class FolderCheck(NodeChecker):
     def _files(self) -> None:
         """The files of the source and of all ranks. A stage of a pipeline may draw a value for all stages."""
         names = {name: None for entry in self.manifest.ranks for name in entry.files.values()}
-        self.graph, *graphs = (
-            inlined(expand(load(self.home / name, own=True))) for name in (self.manifest.source, *names)
-        )
+        paths = (self.home / name for name in (self.manifest.source, *names))
+        self.graph, *graphs = (inlined(expand(load(path, own=True))) for path in paths)
         self.files, source = dict(zip(names, graphs)), _versions(self.graph)
         for name, graph in self.files.items():
             if any(source.get(domain, version) != version for domain, version in _versions(graph).items()):
@@ -452,7 +444,7 @@ class FolderCheck(NodeChecker):
     def _parts(self, number: int) -> list[int]:
         """The expressions of which an expression is elements in a row."""
         op, _, operands, shape = self.forms[number]
-        inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat") else [number]
+        inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat", "take") else [number]
         return inner if prod(shape or ()) else []
 
     def _carry(
@@ -468,9 +460,8 @@ class FolderCheck(NodeChecker):
         for state in (state for state in self.manifest.states_of(entry) if state.output in outputs):
             types[entry.rank, state.input] = outputs[state.output].dtype
             within = (state, moved.pop((entry.rank, state.input), None)) if times > 1 else ()
-            self._keep(
-                program, entry.rank, state.input, state.output, self._moved if within else self._of_phase, *within
-            )
+            law = self._moved if within else self._of_phase
+            self._keep(program, entry.rank, state.input, state.output, law, *within)
 
     def _keep(
         self, program: CheckedProgram, rank: int, name: str, output: str, law: Callable[..., Array], *operands: Any
@@ -575,15 +566,17 @@ class FolderCheck(NodeChecker):
                     continue
                 flat, at = np.asarray(stored[state.input].numpy()).reshape(-1), 0
                 for piece in state.pieces:
-                    dims = self.state_types[piece.tensor].dims
-                    new = np.zeros(dims, flat.dtype), np.zeros(dims, bool)
-                    values, written = whole.setdefault(piece.tensor, new)
-                    before, mask = values.copy(), written.copy()
-                    put(values, piece.place, flat[at : at + piece.elements], piece.start)
+                    if piece.tensor not in whole:
+                        self.subject, dims = piece.tensor, self.state_types[piece.tensor].dims
+                        check_elements(dims, 1)
+                        whole[piece.tensor] = np.zeros(dims, flat.dtype), np.zeros(dims, bool)
+                    (values, written), part = whole[piece.tensor], flat[at : at + piece.elements]
+                    mask = cut(piece, written)
+                    if cut(piece, values)[mask].tobytes() != part[mask].tobytes():
+                        raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
+                    put(values, piece.place, part, piece.start)
                     put(written, piece.place, np.ones(piece.elements, bool), piece.start)
                     at += piece.elements
-                    if before[mask].tobytes() != values[mask].tobytes():
-                        raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
 
     # --- calls ---
 
@@ -689,10 +682,13 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, StopI
 
 
 def check(home: Path, text: str) -> CertificateCheck:
-    """Check a certificate beside the folder. Raises InputError for a folder that is damaged or not whole."""
+    """Check a certificate. Raises InputError for a damaged folder, UnsupportedError for values larger than memory."""
     folder = FolderCheck(home, text)
     try:
         folder.run()
+    except MemoryError as error:
+        what = f"{folder.where}, {show(folder.subject)}: every element is computed, and memory is too small: {error}"
+        raise UnsupportedError(what, "gopt prove computes no element") from None
     except (WrongLine, GoptError, *MALFORMED) as error:
         wrong = error if isinstance(error, WrongLine) else WrongLine(f"{type(error).__name__}: {error}")
         line, where = max(folder.line or folder.number, 1), folder.where or "the head and the expressions"

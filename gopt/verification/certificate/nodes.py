@@ -84,9 +84,8 @@ class NodeChecker(PointValues):
         front = np.broadcast_shapes(actual.shape[:lead], value.shape[:lead])
         if prod(actual.shape[lead:]) != prod(value.shape[lead:]):
             raise WrongLine(f"shape {actual.shape[lead:]}", f"shape {value.shape[lead:]}")
-        pair = [
-            np.broadcast_to(of.reshape(*of.shape[:lead], -1), (*front, prod(of.shape[lead:]))) for of in (actual, value)
-        ]
+        flat = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
+        pair = [np.broadcast_to(of, (*front, of.shape[-1])) for of in flat]
         if not (pair[0] == pair[1]).all():
             raise WrongLine(str(self.forms[number]), what, lemma)
 
@@ -191,6 +190,7 @@ class NodeChecker(PointValues):
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
         if any(self.counted[of] for of in (number, *present)):
             lemma = lemma or "counts that are not negative"
+        self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
         if lawful:

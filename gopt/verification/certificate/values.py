@@ -22,6 +22,7 @@ from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import COMBINERS, GATHERS, LAYOUT, PRODUCTS, RESHAPES, SMOOTH_MAXIMA
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, names, operator
+from gopt.runtime.capacity import check_elements
 from gopt.verification.certificate.field import Array, PrimeField
 
 EXP = "Exp"
@@ -43,12 +44,8 @@ NUMBERS = names(lambda record: record.slopes and max(record.slopes) < Slope.CURV
 """Forms and operators whose results are numbers where the operands are."""
 Cut = tuple[tuple[int, Any], ...]
 """Sums with some of their terms: expression, and the ranges of positions of indices; None: another value of a leaf."""
-
-
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
-
-
 SINGLE = frozenset(CARRIED) - {"flat"} | {
     "inverse", "total", "sum along", "reduced", "gathered", "counted", "digits", "round", "cast", "parted",
     "extreme of a part",
@@ -94,8 +91,10 @@ def simplest(value: Any) -> Fraction:
     return between(abs(exact) - half, abs(exact) + half) * (1 if exact > 0 else -1)
 
 
-def picked(array: Array, ranges: Iterable[tuple[int, int]], axis: int) -> Array:
-    """Ranges of a dimension."""
+def picked(array: Array, ranges: Sequence[tuple[int, int]], axis: int) -> Array:
+    """Ranges of a dimension. Raises IndexError for a range outside, however long."""
+    if any(not 0 <= start <= stop <= array.shape[axis] for start, stop in ranges):
+        raise IndexError(f"{ranges} of {array.shape[axis]}")
     return np.take(array, [at for start, stop in ranges for at in range(start, stop)], axis)
 
 
@@ -186,6 +185,7 @@ class PointValues(PrimeField):
         self.images: dict[str, Array] = {}
         """Type -> numbers that are rounded to it."""
         self.begun, self.counted, self.leaves, self.risks = list[bool](), list[bool](), list[int](), list[int]()
+        self._apart: dict[int, frozenset[str]] = {}
         self._values: dict[tuple[int, Cut], Array] = {}
         self._inside: dict[int, set[int]] = {}
 
@@ -202,11 +202,22 @@ class PointValues(PrimeField):
         """The value of an expression. Raises WrongLine for another shape than the form's."""
         cut = tuple(pair for pair in cut if number in self.inside(pair[0])) if cut else ()
         if (number, cut) not in self._values:
+            self.fits(number)
             shape, value = self.shape(number), self._read(number, cut)
             if value.shape[self.lead :] != shape:
                 raise WrongLine(f"{self.forms[number]}", f"shape {list(value.shape[self.lead :])}")
             self._values[number, cut] = value
         return self._values[number, cut]
+
+    def members(self, number: int) -> frozenset[str]:
+        """The axes along which leaves of an expression differ."""
+        if number not in self._apart:
+            self._apart[number] = self.varies[number].union(*map(self.members, self.forms[number].operands))
+        return self._apart[number]
+
+    def fits(self, number: int) -> None:
+        """Raise MemoryError for an expression with more elements than memory is free for."""
+        check_elements(self.shape(number), prod(self.extents[axis] for axis in self.members(number)))
 
     def formed(self, number: int) -> None:
         """Raise WrongLine for an expression in no normal form: a single operand, or operands in order with an
@@ -261,7 +272,10 @@ class PointValues(PrimeField):
                 raise WrongLine(f"result {slot} of {op}")
             if len(attributes) == 2 and attributes[1] and all(of.__class__ is int for of in attributes[1]):
                 attributes, absent = attributes
-            return self.result(op, dict(attributes), slot, self.placed(operands, absent), shape, cut, terms)
+            row: list[int | None] = list(operands)
+            for index in absent:
+                row.insert(index, None)
+            return self.result(op, dict(attributes), slot, row, shape, cut, terms)
         values = self._some(op, [self.value(of, cut) for of in operands], terms, lead)
         if op in CARRIED:
             return self._carried(at, values, lead)
@@ -274,13 +288,6 @@ class PointValues(PrimeField):
                 return self.filled(reduce(self.plus, rows, np.zeros([1] * (lead + len(shape)), np.uint64)), shape)
             return reduce(self.times, map(self.power, rows, attributes))
         return np.asarray(FORMS[op](self, attributes, values, shape))
-
-    def placed(self, operands: Sequence[int], absent: Sequence[int]) -> list[int | None]:
-        """The operands, and None where an operand is absent."""
-        row: list[int | None] = list(operands)
-        for index in absent:
-            row.insert(index, None)
-        return row
 
     def _some(self, op: str, values: list[Array], terms: Sequence[Any], lead: int) -> list[Array]:
         """Operands with some positions of indices of a sum or an extreme alone."""
@@ -337,6 +344,10 @@ class PointValues(PrimeField):
             at = lead + self.axes.index(axis)
             value = value if value.shape[at] == 1 else np.take(value, [index], at)
         return value
+
+    def summed(self, ranges: Any, values: Sequence[Array], shape: Any) -> Array:
+        flat = values[0].reshape(*values[0].shape[: self.lead], -1)
+        return self.total(picked(flat, ranges or [(0, flat.shape[-1])], -1), -1)
 
     def gathered(self, attributes: Any, values: Sequence[Array], shape: Any) -> Array:
         axes, axis = attributes
@@ -623,14 +634,7 @@ FORMS: Mapping[str, Any] = {
     **dict.fromkeys(("linear", "product", "times zero", *CARRIED)),
     "one": lambda self, attributes, values, shape: np.full([1] * self.lead, self.element(1)),
     "inverse": lambda self, attributes, values, shape: self.power(values[0], -1),
-    "total": lambda self, attributes, values, shape: self.total(
-        picked(
-            values[0].reshape(*values[0].shape[: self.lead], -1),
-            attributes or [(0, prod(values[0].shape[self.lead :]))],
-            -1,
-        ),
-        -1,
-    ),
+    "total": PointValues.summed,
     "sum along": lambda self, attributes, values, shape: self.total(values[0], tuple(attributes), keep=True),
     "reduced": lambda self, attributes, values, shape: self.over(values[0], attributes[1]),
     "gathered": PointValues.gathered,

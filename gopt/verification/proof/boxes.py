@@ -514,7 +514,7 @@ class Boxes(Elements):
             return self.take(whole, replaced(lead, axis, runs))
         if not self.sealed:
             return None
-        rows = self._wholes_in_row(rows, axis) or []
+        rows = self._wholes_in_row(self._repeats_in_row(rows, axis), axis) or []
         unchanged = [whole for whole, _ in rows] == list(numbers)
         if unchanged or len({replaced(chosen, axis) for _, chosen in rows}) != 1:
             return None
@@ -526,6 +526,19 @@ class Boxes(Elements):
         )  # fmt: skip
         whole = self.concatenated([number for number, _ in rows], axis)
         return self.take(whole, replaced(rows[0][1], axis, runs))
+
+    def _repeats_in_row(self, rows: Sequence[Box], axis: int) -> list[Box]:
+        """Values in a row, where a value that does not follow a dimension is a part of a longer one, as the others are
+        parts."""
+        lead = next((row for row in rows if any(runs is not None for runs in replaced(row[1], axis))), None)
+        result: list[Box] = []
+        for whole, chosen in rows:
+            for dim, runs in enumerate(replaced(lead[1], axis) if lead is not None else ()):
+                if runs is not None and chosen[dim] is None and lead is not None and self.uniform(whole) is None:
+                    moved = self.resized(whole, dim, (self._sizes(lead[0]) or ())[dim], runs)
+                    whole, chosen = (whole, chosen) if moved is None else (moved, replaced(chosen, dim, runs))
+            result.append((whole, chosen))
+        return result
 
     def _wholes_in_row(self, rows: Sequence[Box], axis: int) -> list[Box] | None:
         """Values in a row with constants in the size of the others' wholes: along ``axis`` in the sizes that a row of

@@ -12,7 +12,8 @@ from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import Shape, elements
-from gopt.verification.proof.selections import along, length, positions, replaced
+from gopt.verification.proof.masks import LARGEST_DIMENSION
+from gopt.verification.proof.selections import along, length, nth, replaced
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -105,11 +106,11 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     runs = selection[axis]
     if runs is None:
         return None
-    rows = np.array(positions(runs), indices.dtype)
-    if not rows.size or (indices >= rows.size).any() or (indices < -rows.size).any():
+    size = length(runs, 0)
+    if not size or (indices >= size).any() or (indices < -size).any():
         return None
     rest = replaced(selection, axis)
-    index = reader.table.number(np.asarray(rows[indices]))
+    index = reader.table.number(nth(runs, indices))
     (number,) = reader.results(node, [reader.expressions.take(whole, rest), index], [shape])
     return number
 
@@ -163,6 +164,8 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
             return None
         flags = flag.reshape(-1)
         updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
+    if size > LARGEST_DIMENSION:
+        return None
     rows = np.full(size, -2)  # no row is the one before the first
     if node.attributes.get("reduction", "none") not in ("none", "add"):
         return None

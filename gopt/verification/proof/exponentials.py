@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gopt.verification.proof.expressions import (
     EXP,
+    FLAT,
     INVERSE,
     LARGEST,
     LOG,
@@ -67,7 +68,7 @@ class Expressions(PartialSums):
         row = self._largest_of(atom)
         if row is None:
             return False
-        factors = {self.root(root) for root, _ in self.factors(self.root(self.exp(row)))}
+        factors = self._factors_behind(self.exp(row))
         for term in terms:
             if self.all[term].op in (LOG, INVERSE):
                 inside = self._inside_sum(self.all[term].operands[0])
@@ -82,7 +83,14 @@ class Expressions(PartialSums):
             return self._inside_sum(operands[0])
         if op not in (SUM, TOTAL):
             return set()
-        return {self.root(factor) for factor, _ in self.factors(self.root(operands[0]))}
+        return self._factors_behind(operands[0])
+
+    def _factors_behind(self, number: int) -> set[int]:
+        """The factors of the values that a value has elements of."""
+        op, _, operands, _ = self.all[number]
+        if op in (VIEW, FLAT, TAKE, PARTED, PRODUCT):
+            return set[int]().union(*map(self._factors_behind, operands))
+        return {number}
 
     def _largest_of(self, number: int) -> int | None:
         """The value whose largest elements a value has."""

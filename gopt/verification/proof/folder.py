@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import CheckedRanks, check_rank
@@ -30,6 +34,7 @@ from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
+Peers: TypeAlias = Mapping[int, Mapping[str, int]]
 _AGAIN = "a file of the folder was edited: write the folder again"
 
 
@@ -50,11 +55,13 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
 
 
 def ranks_relation(
-    folder: Path, manifest: Manifest, training: TrainingGraph, mesh: Mesh, advance: ProgressCallback = no_progress
-) -> ProofRelation:
-    """The relation of the files of ranks in a folder to the source by a manifest. Raises InputError."""
+    folder: Path, manifest: Manifest, training: TrainingGraph, mesh: Mesh, advance: ProgressCallback = no_progress,
+    peers: Peers = MappingProxyType({}),
+) -> ProofRelation:  # fmt: skip
+    """The relation of the files of ranks in a folder to the source by a manifest; ``peers``: of ranks that share files,
+    phase -> the rank with the peers in the file. Raises InputError."""
     with gc_paused():
-        ranks = tuple(_ranks(folder, manifest, training, advance))
+        ranks = tuple(_ranks(folder, manifest, training, advance, peers))
     if manifest.parameter_server is not None:
         check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
@@ -81,13 +88,20 @@ def _rank_relation(
     return RankRelation(entry.rank, graphs, manifest.states_of(entry), inputs, outputs, entry.accumulators, saved)
 
 
-def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
+def _ranks(
+    folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback, peers: Peers
+) -> list[RankRelation]:
     """The graphs of all ranks, and parts of the source's values."""
     ranks, programs, loaded = [], [], []
     arrays: Held = {}
     files: Mapping[str, str] = {}
     alike, plain, checked = AlikeFiles(), set[int](), CheckedRanks()
+    shared = _SharedFiles(folder, manifest, training, alike, peers)
     for number, entry in enumerate(manifest.ranks, 1):
+        if entry.rank in peers:
+            ranks.append(shared.rank(entry))
+            advance("reading ranks", number, len(manifest.ranks))
+            continue
         if entry.files != files:  # trainers have one file
             graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files
             written = {phase: _opened(graph, plain) for phase, graph in graphs.items()}
@@ -102,6 +116,25 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)
     check_starts(programs, stored, folder)
     return ranks
+
+
+class _SharedFiles:
+    """Ranks by files of several ranks. gopt has just written the files: they are read without a check for edits."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, training: TrainingGraph, files: AlikeFiles, peers: Peers
+    ) -> None:
+        self.folder, self.manifest, self.training, self.peers = folder, manifest, training, peers
+        self._read = cache(lambda path: inlined(expand(files.load(path))))
+        self._alike: dict[Hashable, RankRelation] = {}
+
+    def rank(self, entry: RankEntry) -> RankRelation:
+        """The relation of a rank; ranks with the same pieces share all records."""
+        key = tuple(entry.files.items()), id(entry.state), id(entry.accumulators), id(entry.saved), entry.fed
+        if key not in self._alike:
+            graphs = load_rank(self.folder, entry, list(self.manifest.schedule), self._read)
+            self._alike[key] = _rank_relation(self.manifest, self.training, entry, graphs)
+        return replace(self._alike[key], rank=entry.rank, peers=self.peers[entry.rank])
 
 
 def _opened(graph: Graph, plain: set[int]) -> Graph:

@@ -12,7 +12,7 @@ from gopt.errors import GoptError
 from gopt.ir.types import numpy_dtype
 from gopt.operators.table import operator
 from gopt.verification.proof.boxes import Box, Boxes
-from gopt.verification.proof.expressions import LARGEST, SMALLEST, VIEW
+from gopt.verification.proof.expressions import LARGEST, SMALLEST, TAKE, VIEW
 from gopt.verification.proof.selections import Runs, flattened, joined
 
 _JOINED: Mapping[str, np.ufunc] = {LARGEST: np.maximum, SMALLEST: np.minimum}
@@ -98,6 +98,13 @@ class Masks:
         kernel = record.kernel
         return lambda values: np.asarray(kernel({}, values))
 
+    def _is_alike(self, number: int, index: int) -> bool:
+        """Return whether two values are the same part of values in one shape."""
+        (op, chosen, operands, _), (other, at, wholes, _) = self.expressions.all[number], self.expressions.all[index]
+        if op != TAKE or other != TAKE or chosen != at:
+            return False
+        return self.expressions.shape(operands[0]) == self.expressions.shape(wholes[0])
+
     def _evaluated(self, number: int, index: int, positions: np.ndarray) -> np.ndarray | None:
         """The value for each position in place of ``index``."""
         values: dict[int, np.ndarray] = {index: positions}
@@ -113,6 +120,12 @@ class Masks:
                 values[at] = self.arrays[at].reshape(())
                 continue
             function, operands = self._function(at), self.expressions.all[at].operands
+            if self._is_alike(at, index):
+                part = self._evaluated(operands[0], self.expressions.all[index].operands[0], positions)
+                if part is None:
+                    return None
+                values[at] = part
+                continue
             if function is None or not operands:
                 return None
             missing = [operand for operand in operands if operand not in values]

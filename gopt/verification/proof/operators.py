@@ -264,7 +264,7 @@ class NodeReader:
             return self._measured(node, operands[0])
         arrays = [self.table.array(operand) for operand in operands]
         if operands and all(array is not None for array in arrays):
-            folded = self._folded(node, arrays)
+            folded = self._folded(node, arrays) if (elements(shape) or 0) <= SMALL else None
             part = self.expressions.sealed and (node.is_in(PARTS) or any(map(self.expressions.box, operands)))
             number = None if folded is None else self.table.known(folded) if part else self.table.number(folded)
             if number is not None:

@@ -19,6 +19,7 @@ from gopt.operators.dims.link import OperatorUse
 from gopt.operators.dims.windows import Sliding, sliding
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import DIGITS, Shape, elements
+from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, joined, positions
 
 if TYPE_CHECKING:
@@ -177,6 +178,11 @@ class Places:
         """Elements of a plane."""
         return prod(slide.length for slide in self.slides)
 
+    @property
+    def few(self) -> bool:
+        """Return whether all places are few enough to be listed."""
+        return max(self.elements, prod(slide.made * slide.kernel for slide in self.slides)) <= LARGEST_DIMENSION
+
     def __call__(self, label: object, selection: Selection) -> Runs | None:
         """The positions of updates that reach selected places."""
         if label != (None, None, 2):
@@ -208,7 +214,8 @@ def _places(reader: NodeReader, number: int) -> Places | None:
     shape = expressions.shape(base.operands[0]) or ()
     if any(size != 1 and runs != ((0, 1),) for size, runs in zip(shape[2:], single[2:])) or any(single[:2]):
         return None
-    return Places(slides)
+    spots = Places(slides)
+    return spots if spots.few else None
 
 
 def _slides(reader: NodeReader, number: int) -> tuple[Sliding, ...] | None:

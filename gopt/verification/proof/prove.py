@@ -6,6 +6,7 @@ the source's new states at the end, for the combined gradients of all batches.""
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import cast
 
 from gopt.collectives.messages import ROUND_INPUT
 from gopt.errors import InputError, UnsupportedError
@@ -18,7 +19,7 @@ from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.draws import axes_of_draws
 from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import elements
+from gopt.verification.proof.expressions import TAKE, Piece, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import SweptValues, UnpairedCall, Values
@@ -26,6 +27,7 @@ from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.rounds import RoundSweep, round_number
 from gopt.verification.proof.rows import RowLaws, RowReader
+from gopt.verification.proof.selections import Selection
 from gopt.verification.proof.sweep import Sweep
 
 
@@ -99,7 +101,8 @@ class Prover:
             for rank, graph, values in zip(ranks, graphs, all_values):
                 if id(values) not in inputs:
                     inputs[id(values)] = self._inputs(times, expected, rank, graph, values)
-            results = sweep.run(graphs, [inputs[id(values)] for _, values in zip(graphs, all_values)])
+            distances = [rank.rank - rank.peers.get(phase, rank.rank) for rank in ranks if phase in rank.graphs]
+            results = sweep.run(graphs, [inputs[id(values)] for _, values in zip(graphs, all_values)], distances)
             ended: dict[tuple[int, int], RankValues] = {}
             before = list(all_values)
             for index, (rank, graph, values, result) in enumerate(zip(ranks, graphs, before, results)):
@@ -140,12 +143,14 @@ class Prover:
         return new
 
     def _any(self, name: str, rank: int, like: int) -> int:
-        """A value without any known fact, in ranges as those of another."""
-        pieces = [
-            (self.expressions.leaf("sum so far", (name, rank, index), self.expressions.shape(root)), start, stop)
-            for index, (root, start, stop) in enumerate(self.expressions.pieces(like))
-        ]
-        return self.expressions.view(self.expressions.flat(pieces), self.expressions.shape(like))
+        """A value without any known fact, in the same ranges and parts as another."""
+        expressions, pieces = self.expressions, list[Piece]()
+        for index, (root, start, stop) in enumerate(expressions.pieces(like)):
+            op, selection, operands, _ = expressions.all[root]
+            of = operands[0] if op == TAKE else root
+            leaf = expressions.leaf("sum so far", (name, rank, index), expressions.shape(of))
+            pieces.append((expressions.take(leaf, cast(Selection, selection)) if op == TAKE else leaf, start, stop))
+        return expressions.view(expressions.flat(pieces), expressions.shape(like))
 
     def _iterated(
         self, rank: RankRelation, graph: Graph, results: SweptValues, before: Values, name: str, output: str
@@ -158,7 +163,10 @@ class Prover:
             return self._unknown(rank, name, results[output])
         number = after.get(output, results[output])
         rest = [value for input, value in before.items() if input != name]
-        if self.expressions.depend([number], {leaf for value in rest for leaf, _, _ in self.expressions.pieces(value)}):
+        roots = {root for value in rest for root, _, _ in self.expressions.pieces(value)}
+        forms = self.expressions.all
+        leaves = {forms[root].operands[0] if forms[root].op == TAKE else root for root in roots}
+        if self.expressions.depend([number], leaves):
             return self._unknown(rank, name, results[output])
         return self.expressions.iterated(number, whole, MICRO, self.expressions.linear({}, shape))
 

@@ -48,6 +48,8 @@ class RankRelation:
     sums: tuple[LocalAccumulator, ...] = ()
     saved: tuple[str, ...] = ()
     """Values of a micro-batch that a phase leaves for a later one."""
+    peers: Mapping[str, int] = field(default_factory=dict)
+    """Phase -> the rank with the peers in the graph, if another: peers of this rank are as far from this rank."""
 
     @property
     def likeness(self) -> Hashable:

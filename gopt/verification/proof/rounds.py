@@ -87,10 +87,12 @@ class RoundSweep(Sweep):
             PULL_ROWS.name: self._pull_rows, **dict.fromkeys(_MERGES, self._aggregate),
         }  # fmt: skip
 
-    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
+    def run(
+        self, graphs: Sequence[Graph], inputs: Sequence[Values], distances: Sequence[int] = ()
+    ) -> list[SweptValues]:
         """The expressions of all values of all trainers and servers. Raises UnpairedCall."""
         self._pushed.clear()
-        results = super().run(graphs, [dict(values) for values in inputs])  # messages make each one's values
+        results = super().run(graphs, [dict(values) for values in inputs], distances)  # messages make each one's values
         for (_, server, _), pushes in self._pushed.items():
             for trainer, push in pushes.items():
                 raise UnpairedCall(trainer, push.node, "a push", f"server {server} to merge it")

@@ -13,7 +13,7 @@ from gopt.verification import sampling
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable
+from gopt.verification.proof.evaluation import MOST, ExpressionValues, Member, Unevaluable
 from gopt.verification.proof.expected import MICRO
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, STATE, Expression
@@ -34,14 +34,22 @@ class SampledLeaves:
 
     def __init__(self, training: TrainingGraph, mesh: Mesh, table: ConstantTable, seed: int) -> None:
         self.training, self.mesh, self.table, self.seed = training, mesh, table, seed
-        generator = np.random.default_rng(seed)
-        self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
-                       for state in training.states}  # fmt: skip
+        self._order = {state.tensor: at for at, state in enumerate(training.states)}
+        self._states: dict[str, np.ndarray] = {}
         self.settings = {name: sampling.hyper(training, name) for name in training.hyper}
         self.settings[ROUND_INPUT] = np.asarray(seed)
         ranges = sampling.integer_ranges(training)
         self.batches = SampledBatches(training, RandomInputs({}), seed, ranges).plain()
         self._drawn: dict[tuple[int, int], Values] = {}
+
+    def _state(self, name: str) -> np.ndarray:
+        """A state that an expression reads: a step may have more numbers than fit into memory."""
+        if name not in self._states:
+            at = self._order[name]
+            generator = np.random.default_rng([self.seed, at])
+            value = sampling.initial_state(self.training, self.training.states[at], generator)
+            self._states[name] = self._moved(value, generator)
+        return self._states[name]
 
     def _moved(self, value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Different numbers in a state of equal elements: each element counts; large ones by some seeds."""
@@ -59,7 +67,7 @@ class SampledLeaves:
     def _stored(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
         name = expression.attributes
         if expression.op in (STATE, INITIAL):
-            return np.asarray(self.states[str(name)])
+            return self._state(str(name))
         if expression.op == "input":
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
@@ -71,6 +79,9 @@ class SampledLeaves:
         for axis in self.mesh.data_axes:
             part = part * self.mesh.size(axis) + coordinates.get(axis, 0)
         key = coordinates.get(MICRO, 0), part
+        types = [self.training.graph.types[name] for name in self.training.batch]
+        if sum(type.elements for type in types) > MOST:
+            raise Unevaluable("large batches")
         if key not in self._drawn:
             self._drawn[key] = self.batches.batch(*key)
         return self._drawn[key]

@@ -10,6 +10,8 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
+
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of positions, in order."""
 Selection: TypeAlias = tuple[Runs | None, ...]
@@ -46,6 +48,15 @@ def merged(runs: Iterable[tuple[int, int]]) -> Runs:
 def positions(runs: Runs) -> list[int]:
     """All positions of ranges, in order."""
     return [at for start, stop in runs for at in range(start, stop)]
+
+
+def nth(runs: Runs, indices: np.ndarray) -> np.ndarray:
+    """The positions of ranges at some places in a row, negative ones counted from the end; in the indices' type."""
+    starts, stops = np.array(runs, np.int64).T
+    behind = np.cumsum(stops - starts)
+    counted = np.where(indices < 0, indices + behind[-1], indices)
+    at = np.searchsorted(behind, counted, side="right")
+    return np.asarray(stops[at] - (behind[at] - counted)).astype(indices.dtype)
 
 
 def replaced(selection: Selection, dim: int, runs: Runs | None = None) -> Selection:

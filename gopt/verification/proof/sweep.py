@@ -53,14 +53,18 @@ class Sweep:
         """Axes -> the members in a rank's group, by rank."""
         self._mail: defaultdict[tuple[int, int, str, int], deque[tuple[CallSignature, Node, list[int]]]]
         self._mail = defaultdict(deque)
+        self._distances: Sequence[int] = ()
         """(sender, receiver, group, tag) -> what was sent and not yet received: the call, the node and the values."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
-    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
+    def run(
+        self, graphs: Sequence[Graph], inputs: Sequence[Values], distances: Sequence[int] = ()
+    ) -> list[SweptValues]:
         """The expressions of all values of all ranks, in a common mapping where ranks have the same; ``inputs``:
-        expressions of the inputs of each rank, in common mappings too. Raises UnpairedCall."""
+        expressions of the inputs of each rank, in common mappings too; ``distances``: what is added to the number of a
+        peer in a rank's graph. Raises UnpairedCall."""
         alike: dict[tuple[int, ...], RankSweep] = {}
-        self.sweeps = []
+        self.sweeps, self._distances = [], distances or [0] * len(graphs)
         for rank, (graph, values) in enumerate(zip(graphs, inputs)):
             key = *shared_parts(graph), id(values)
             if key not in alike:
@@ -156,26 +160,34 @@ class Sweep:
     def _moved(self, waiting: Mapping[int, Node]) -> dict[int, list[int] | None]:
         """The results of waiting ranks that send a value, or receive one that was sent."""
         results: dict[int, list[int] | None] = {}
+        sent: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for rank, node in waiting.items():
             if node.op_type in PAIRWISE:
                 sweep, group, tag = self.sweeps[rank], str(node.attributes["group"]), node.attributes["tag"]
-                peer, signature = self.first + node.attributes["peer"], self._signature(node, self._types(sweep, node))
+                peer, receives = self._peer(rank, node), node.op_type != "Send"
                 if peer == rank or peer not in self._members(node, rank):
-                    raise UnpairedCall(rank, node, f"{signature} with rank {peer}", f"another rank along {group}")
-                if node.op_type == "Send":
-                    axes = self.mesh.split(group)
-                    coordinates = {axis: self._places[rank][axis] for axis in axes}
-                    values = [
-                        self.expressions.on_member(number, coordinates) for number in sweep.operands(node, node.inputs)
-                    ]
-                    self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, values))
+                    raise UnpairedCall(rank, node, f"{node.op_type} with rank {peer}", f"another rank along {group}")
+                if receives and not self._mail.get((peer, rank, group, tag)):
+                    continue
+                signature = self._signature(node, self._types(sweep, node))
+                if not receives:
+                    coordinates = {axis: self._places[rank][axis] for axis in self.mesh.split(group)}
+                    key = id(sweep), tuple(coordinates.values())
+                    if key not in sent:  # ranks with the same expressions wait at the same node
+                        operands = sweep.operands(node, node.inputs)
+                        sent[key] = [self.expressions.on_member(number, coordinates) for number in operands]
+                    self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, sent[key]))
                     results[rank] = []
-                elif mail := self._mail[peer, rank, group, tag]:
-                    sent, _, values = mail.popleft()
-                    if sent != signature:
-                        raise UnpairedCall(rank, node, str(signature), f"{sent}, as rank {peer} sends")
+                else:
+                    message, _, values = self._mail[peer, rank, group, tag].popleft()
+                    if message != signature:
+                        raise UnpairedCall(rank, node, str(signature), f"{message}, as rank {peer} sends")
                     results[rank] = values
         return results
+
+    def _peer(self, rank: int, node: Node) -> int:
+        """The other rank of a Send or a Recv."""
+        return int(self.first + node.attributes["peer"] + self._distances[rank])
 
     def check_received(self) -> None:
         """Raise UnpairedCall for a value that was sent and that no rank received."""
@@ -196,7 +208,7 @@ class Sweep:
         if not ready:
             rank, node = min(waiting.items(), key=lambda item: (item[1].op_type not in PAIRWISE, item[0]))
             if node.op_type in PAIRWISE:
-                what = f"Recv over {node.attributes['group']}, which rank {node.attributes['peer']} never sends"
+                what = f"Recv over {node.attributes['group']}, which rank {self._peer(rank, node)} never sends"
                 raise UnpairedCall(rank, node, what, "a Send of the same tag")
             members = self._members(node, rank)
             missing = [str(member) for member in members if member not in waiting]

@@ -21,6 +21,7 @@ from gopt.verification.proof import move_laws, place_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
 from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, TAKE, VIEW, Shape
+from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
 if TYPE_CHECKING:
@@ -361,6 +362,8 @@ class _Law:
             slides[dim] = total
             begin[dim] = run[0] * total.stride
             if total.pad or local.pad or begin[dim] + local.length > total.length:
+                return None
+            if max(total.length, total.made * total.kernel) > LARGEST_DIMENSION:
                 return None
             if run != (0, total.made):
                 terms.append((dim, total.made, (run,)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from gopt.analysis.training import TrainingGraph
+from gopt.artifact.kinds import Kinds
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_check import digest_of_ranks
 from gopt.artifact.report_record import ProofEntry
@@ -20,14 +22,16 @@ _HINTS = (
 )
 
 
-def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
-    """The proof of files of ranks in a folder against the source, for the report. Raises InvariantError for a value
-    unlike the source's."""
+def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, kinds: Kinds | None = None) -> ProofEntry:
+    """The proof of files of ranks in a folder against the source, for the report. ``kinds``: all ranks, where some are
+    not written. Raises InvariantError for a value unlike the source's."""
     mesh, digest = manifest.mesh.mesh(), digest_of_ranks(manifest)
-    if len(manifest.ranks) != mesh.ranks:
-        return ProofEntry(UNPROVEN, 0, (), f"{len(manifest.ranks)} of {mesh.ranks} ranks were written", digest)
+    unwritten = mesh.ranks - len(manifest.ranks)
+    peers = {} if kinds is None else kinds.peers
+    if kinds is not None:
+        manifest = replace(manifest, ranks=kinds.entries)
     try:
-        proof = Prover(ranks_relation(folder, manifest, training, mesh)).run()
+        proof = Prover(ranks_relation(folder, manifest, training, mesh, peers=peers)).run()
     except UnsupportedError as error:
         return ProofEntry(UNPROVEN, 0, (), error.message, digest)
     except InputError as error:
@@ -36,7 +40,7 @@ def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph) -> Pr
         raise InvariantError(_difference(proof), *_HINTS)
     names = tuple(claim.name for claim in proof.open())
     reason = "the laws of gopt prove do not decide the rest" if names else ""
-    return ProofEntry(proof.verdict.value, len(proof.claims) - len(names), names, reason, digest)
+    return ProofEntry(proof.verdict.value, len(proof.claims) - len(names), names, reason, digest, unwritten)
 
 
 def _difference(proof: RankProof) -> str:

@@ -392,6 +392,14 @@ def test_lines_on_lemmas_are_counted(tmp_path, capsys):
     assert "lemma 'any flag'" in (said := capsys.readouterr().out) and "rest on lemmas" in said
 
 
+def test_a_step_larger_than_memory_is_refused_by_name(tmp_path, capsys):
+    model = str(FIXTURES / "cases" / "inspect" / "i28730_step_4g.onnx")
+    assert main(["shard", model, "--ranks", "2", "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert main(["prove", str(tmp_path / "out"), "--certificate", str(tmp_path / "step.cert"), "-q"]) == 0
+    assert main(["prove", str(tmp_path / "out"), "--check", str(tmp_path / "step.cert")]) == 4
+    assert "'big'" in (said := capsys.readouterr().err) and "[1073741824]" in said
+
+
 def test_what_has_no_certificate_is_refused(certified, tmp_path):
     folder, _ = certified("momentum")
     with pytest.raises(OptionError):

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from gopt.runtime import capacity
 from gopt.verification.certificate.values import ExpressionLine as Line
 from gopt.verification.certificate.values import PointValues, WrongLine, simplest
 
@@ -112,3 +113,19 @@ def test_another_shape_is_wrong():
     for number in (2, 3):
         with pytest.raises((WrongLine, ValueError)):
             values.value(number)
+
+
+@pytest.mark.parametrize("shape", [(1 << 50,), (1 << 25, 1 << 25)])
+def test_a_value_larger_than_memory_is_told_before_it_is_made(shape):
+    values = table(Line("linear", (1,), (0,), shape), Line("state", "x", (), shape), Line("total", (), (2,), ()))
+    for number in (1, 2, 3):
+        with pytest.raises(MemoryError, match=str(shape[0])):
+            values.value(number)
+
+
+def test_a_value_of_many_members_is_as_large_as_all_of_them(monkeypatch):
+    monkeypatch.setattr(capacity, "free_memory", lambda: 100 << 20)
+    values = table(Line("batch", "x", (), (1 << 20,)), Line("state", "w", (), (1 << 20,)))
+    values.fits(2)
+    with pytest.raises(MemoryError):
+        values.fits(1)

@@ -19,6 +19,8 @@ ROWS = {"inputs": {"m": {"split": ["tp", ""]}}, "outputs": {"o": {"split": ["tp"
 WHOLE = "(float[16,8] m, float[6,8] g) => (float[16,8] o)"
 LOWER = "(float[8,8] m, float[6,8] g) => (float[8,8] o)"
 PACKED = "(float[3] x, float[5] y) => (float[8] o)"
+SINK = "h = Reshape(s,k) e = Expand(h,f) c = Concat<axis=2>(x,e) p = Softmax<axis=2>(c) o = Slice(p,z,t,a)"
+SINKS = "int64[3] f={{2,{},1}}, int64[3] k={{2,1,1}}, int64[1] z={{0}}, int64[1] t={{6}}, int64[1] a={{2}}"
 LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, Any]]] = {
     "columns of rows and constant rows": (
         model(WHOLE, PADDED, "int64[2] z={10,8}"),
@@ -45,6 +47,12 @@ LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, 
         two(PACKED, "o = Concat<axis=0>(x,y)"),
         two(PACKED, "o = Concat<axis=0>(y,x)"),
         {},
+    ),
+    "attention beside a sink": (
+        model("(float[2,8,6] x, float[2] s) => (float[2,8,6] o)", SINK, SINKS.format(8)),
+        two("(float[2,4,6] x, float[2] s) => (float[2,4,6] o)", SINK, SINKS.format(4)),
+        two("(float[2,4,6] x, float[2] s) => (float[2,4,6] o)", SINK.replace("x,e", "e,x"), SINKS.format(4)),
+        {"inputs": {"x": {"split": ["", "tp", ""]}}, "outputs": {"o": {"split": ["", "tp", ""]}}},
     ),
     "an operator on a constant": (
         model("(float[4,4] x) => (float[4,4] o)", "s = Sqrt(c) o = Mul(x,s)", "float[1,4] c={2,2,2,2}"),

@@ -15,6 +15,8 @@ from gopt.verification.proof.selections import (
     inside,
     joined,
     normal,
+    nth,
+    positions,
     sizes_of,
     through,
     unflattened,
@@ -94,3 +96,17 @@ def test_dimensions_that_are_joined_or_divided_together_have_as_many_elements() 
             assert all(prod(before[old]) == prod(after[new]) for old, new in pairs)
             assert [at for old, _ in pairs for at in range(len(before))[old]] == list(range(len(before)))
             assert [at for _, new in pairs for at in range(len(after))[new]] == list(range(len(after)))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_places_in_ranges_are_counted_as_in_a_list_of_all(seed):
+    draw = random.Random(seed)
+    runs = ranges(draw, 40) or ((3, 7),)
+    every = np.array(positions(runs), np.int32)
+    indices = np.array([draw.randrange(-every.size, every.size) for _ in range(12)], np.int32).reshape(3, 4)
+    result = nth(runs, indices)
+    assert result.dtype == np.int32 and np.array_equal(result, every[indices])
+
+
+def test_places_in_ranges_too_long_for_a_list_are_counted():
+    assert nth(((0, 5), (1 << 40, 1 << 50)), np.array([4, 5, -1])).tolist() == [4, 1 << 40, (1 << 50) - 1]

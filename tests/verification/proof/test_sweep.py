@@ -37,14 +37,14 @@ def test_a_follower_has_the_values_it_has_alone(
     run = Sweep.run
     followers = list[RankSweep]()
 
-    def both(sweep: Sweep, graphs, inputs):  # type: ignore[no-untyped-def]
+    def both(sweep: Sweep, graphs, inputs, distances=()):  # type: ignore[no-untyped-def]
         read = dict(sweep.expressions.read)
         with monkeypatch.context() as patch:
             patch.setattr(Sweep, "_follow", lambda self, sweeps: None)
-            alone = [{**values} for values in run(sweep, graphs, [dict(values) for values in inputs])]
+            alone = [{**values} for values in run(sweep, graphs, [dict(values) for values in inputs], distances)]
         sweep._calls.clear()
         sweep.expressions.read = read
-        results = run(sweep, graphs, inputs)
+        results = run(sweep, graphs, inputs, distances)
         followers.extend(rank for rank in sweep.sweeps if rank.leader is not None or len(rank.ranks) > 1)
         assert [defined(sweep, values) for values in results] == [defined(sweep, values) for values in alone]
         for graph, values in zip(graphs, results):  # a message names the first of several

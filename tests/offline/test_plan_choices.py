@@ -1,0 +1,66 @@
+"""Every choice of a plan is one that ``gopt shard`` takes, and its figures are those of the ranks that are written."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from helpers import source
+from products import part
+
+import gopt
+from gopt.offline.device import device_of
+from gopt.offline.plan import PlanChoice, costs_of
+from gopt.records.topology import Topology
+
+STEPS = (
+    "mlp_adamw", "gpt_adamw", "cnn_sgd", "emb_adamw", "mlp_mom_clip_sched", "families/moe_adamw",
+    "families/llama_adamw_clip", "families/t5_adamw", "families/vit_mom",
+)  # fmt: skip
+LINK = "4x200GB/s:5us,25GB/s:10us"
+
+
+def weighed_again(choice: PlanChoice, name: str, device: str | None, link: str | None) -> PlanChoice:
+    """The figures of a choice, of the ranks that ``gopt shard`` makes with its options."""
+    axes = link if choice.mesh.splits_computation else None
+    sharded = gopt.shard(source(name), choice.mesh, link=axes, prove=False, **choice.settings.options())
+    topology = None if link is None else Topology.parse(link, choice.mesh)
+    figures = None if device is None else device_of(device)
+    return next(iter(costs_of(sharded.program, sharded.ran, [choice.settings], topology, figures)))
+
+
+def drawn(choices: list[PlanChoice], count: int, seed: int) -> list[PlanChoice]:
+    """The first choice, and others that differ in mesh or partition where there are such."""
+    some = random.Random(seed).sample(choices[1:], len(choices) - 1)
+    unlike = {(str(each.mesh), each.settings.partition, each.settings.recompute): each for each in some}
+    return [choices[0], *list(unlike.values())[: count - 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "device", "memory"),
+    part([
+        *((name, ranks, None, None) for name in STEPS for ranks in (4, 6)),
+        *((name, ranks, "h100", None) for name in STEPS for ranks in (4, 8)),
+        *((name, 8, device, "1KB") for name in STEPS for device in (None, "h100")),
+    ], 5),
+)  # fmt: skip
+def test_shard_takes_every_choice_and_writes_what_was_weighed(name, ranks, device, memory):
+    plan = gopt.plan(source(name), ranks, device=device, link=LINK, memory=memory)
+    for choice in drawn([row.choice for row in plan.choices], 4, ranks):
+        assert weighed_again(choice, name, device, LINK) == choice
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "device"),
+    part([
+        ("families/moe_adamw", "shard=2,ep=2", None), ("families/moe_adamw", "pp=2,shard=2,ep=2", "cpu"),
+        ("families/moe_adamw", "ep=2,tp=2", "a100"), ("gpt_adamw", "shard=2,cp=2", None),
+        ("gpt_adamw", "pp=2,shard=2,sp=2", "h100"), ("gpt_adamw", "shard=2,sp=2,tp=2", None),
+        ("gpt_adamw", "pp=2,shard=2", "cpu"), ("families/llama_adamw_clip", "shard=2,cp=2", "h100"),
+        ("cnn_sgd", "pp=2,shard=2", "h100"), ("families/t5_adamw", "dp=2,shard=2,cp=2", None),
+    ], 4),
+)  # fmt: skip
+def test_so_it_is_of_a_mesh_that_the_user_gives(name, mesh, device):
+    plan = gopt.plan(source(name), mesh, device=device, link=LINK)
+    for choice in drawn([row.choice for row in plan.choices], 4, len(mesh)):
+        assert weighed_again(choice, name, device, LINK) == choice
