@@ -48,6 +48,13 @@ LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, 
         two(PACKED, "o = Concat<axis=0>(y,x)"),
         {},
     ),
+    "a bias of a convolution over channels in parts": (
+        model("(float[2,4,3,3] x, float[5,4,1,1] w, float[5] b) => (float[2,5,3,3] o)", "o = Conv(x,w,b)"),
+        two("(float[2,2,3,3] x, float[5,2,1,1] w, float[5] b) => (float[2,5,3,3] o)",
+            "h = Mul(b,k) q = Conv(x,w,h)", "float k={0.5}", call="sum"),
+        two("(float[2,2,3,3] x, float[5,2,1,1] w, float[5] b) => (float[2,5,3,3] o)", "q = Conv(x,w,b)", call="sum"),
+        {"inputs": {name: {"split": ["", "tp", "", ""]} for name in ("x", "w")}},
+    ),
     "attention beside a sink": (
         model("(float[2,8,6] x, float[2] s) => (float[2,8,6] o)", SINK, SINKS.format(8)),
         two("(float[2,4,6] x, float[2] s) => (float[2,4,6] o)", SINK, SINKS.format(4)),
