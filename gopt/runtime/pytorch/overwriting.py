@@ -46,12 +46,12 @@ def plan_overwrites(
 
 
 class StateViews:
-    """The names of results in the memory of values that segments overwrite later."""
+    """The names of results in the memory of operands."""
 
     def __init__(self) -> None:
         self._views: dict[str, set[str]] = {}
         self._viewed: dict[str, str] = {}
-        """A view -> the value that has the memory."""
+        """A view -> the value with the memory."""
 
     def add(self, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
         """Record the results of a segment that lie in the memory of its operands."""
