@@ -18,7 +18,7 @@ from gopt.ir.constant_folding import as_folded, constant_array, measured
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS, COPIES, GATHERS, PARTS, PRODUCTS, SIZES
+from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, GATHERS, PARTS, PRODUCTS, SIZES
 from gopt.operators.operator import Slope
 from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import LEMMA, OPERATOR, operator_name
@@ -194,8 +194,7 @@ class NodeChecker(PointValues):
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
         if lawful:
-            rows = [self.value(of) for of in present]
-            value = self._reduced(node, present, shape) if record.pieces else self._arithmetic(node, rows)
+            value = self._reduced(node, present, shape) if record.pieces else self._arithmetic(node, present)
         elif node.is_in(COPIES):
             source, to = self._from(program, node), self._to(program, node)
             value = self.cast(self.value(present[0]), source, to, program.widened.get(node.inputs[0], ""))
@@ -208,19 +207,20 @@ class NodeChecker(PointValues):
                 if [(*self.forms[of][:2], self.varies[of]) for of in drawn] != [("draw", node.outputs[0], self.apart)]:
                     raise WrongLine(str(self.forms[number]), "what a node draws")
                 numbers = [*numbers, drawn[0]]
-            op = operator_name(node)
-            value = self.result(op, node.attributes, slot, numbers, shape)
+            op, biases = operator_name(node), [of for of in numbers[2:] if of is not None and node.is_in(CONVOLUTIONS)]
+            value = self.result(op, node.attributes, slot, numbers[: len(numbers) - len(biases)], shape)
+            for bias in map(self.value, biases):  # of each channel
+                value = self.plus(value, bias.reshape(*bias.shape[: self.lead], 1, -1, *[1] * (len(shape) - 2)))
         if value.shape[self.lead :] != shape:
             raise WrongLine(f"shape {shape}", f"shape {value.shape[self.lead :]}")
         self.due(number, value, what, lemma)
-        data = present[:1] if record.pieces else present
-        if lawful and any(self.risks[of] & ~self.risks[number] for of in data):
+        if lawful and any(self.risks[of] & ~self.risks[number] for of in (present[:1] if record.pieces else present)):
             raise WrongLine("", "", "what may be no number")
 
-    def _arithmetic(self, node: Node, rows: Sequence[Array]) -> Array:
+    def _arithmetic(self, node: Node, numbers: Sequence[int]) -> Array:
         """A sum of the operands with signs, or a product of powers."""
-        record, rank = record_of(node), max(row.ndim for row in rows) - self.lead
-        rows = [wide(row, self.lead, rank) for row in rows]
+        record, rank = record_of(node), max(len(self.shape(of)) for of in numbers)
+        rows = [wide(self.value(of), self.lead, rank) for of in numbers]
         signs, exponents = record.signs, record.exponents
         if signs:
             return reduce(self.plus, (self.times(row, self.element(record.sign(at))) for at, row in enumerate(rows)))

@@ -15,7 +15,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
-from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
+from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
@@ -356,6 +356,7 @@ RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], i
     "Div": place_laws.divided,
     "Less": place_laws.below,
     "Gemm": sum_laws.gemm,
+    **dict.fromkeys(CONVOLUTIONS, sum_laws.convolution),
     window_laws.SPREADING: window_laws.transposed,
     window_laws.MEAN: window_laws.mean,
     "Softmax": sum_laws.softmax,

@@ -123,6 +123,16 @@ def gemm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     return reader.expressions.elementwise(reader.expressions.added, [number, added])
 
 
+def convolution(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """A convolution, and the bias of each channel apart."""
+    if len(operands) < 3 or shape is None:
+        return None
+    plain = Node(node.op_type, node.inputs[:2], node.outputs, attributes=node.attributes)
+    (number,) = reader.results(plain, operands[:2], [shape])
+    bias = reader.expressions.view(operands[2], (shape[1], *[1] * (len(shape) - 2)))
+    return reader.expressions.elementwise(reader.expressions.added, [number, bias])
+
+
 def extreme(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """The largest or smallest of numbers, or of flags."""
     for operand in operands:

@@ -18,6 +18,7 @@ COLUMNS = {"inputs": {"m": {"split": ["", "tp"]}, "g": {"split": ["", "tp"]}}, "
 ROWS = {"inputs": {"m": {"split": ["tp", ""]}}, "outputs": {"o": {"split": ["tp", ""]}}}
 WHOLE = "(float[16,8] m, float[6,8] g) => (float[16,8] o)"
 LOWER = "(float[8,8] m, float[6,8] g) => (float[8,8] o)"
+CHANNELS = "(float[2,2,3,3] x, float[5,2,1,1] w, float[5] b) => (float[2,5,3,3] o)"
 PACKED = "(float[3] x, float[5] y) => (float[8] o)"
 SINK = "h = Reshape(s,k) e = Expand(h,f) c = Concat<axis=2>(x,e) p = Softmax<axis=2>(c) o = Slice(p,z,t,a)"
 SINKS = "int64[3] f={{2,{},1}}, int64[3] k={{2,1,1}}, int64[1] z={{0}}, int64[1] t={{6}}, int64[1] a={{2}}"
@@ -47,6 +48,12 @@ LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, 
         two(PACKED, "o = Concat<axis=0>(x,y)"),
         two(PACKED, "o = Concat<axis=0>(y,x)"),
         {},
+    ),
+    "a bias of a convolution over channels in parts": (
+        model("(float[2,4,3,3] x, float[5,4,1,1] w, float[5] b) => (float[2,5,3,3] o)", "o = Conv(x,w,b)"),
+        [model(CHANNELS, "q = Conv(x,w,b)", call="sum"), model(CHANNELS, "q = Conv(x,w)", call="sum")],
+        two(CHANNELS, "q = Conv(x,w,b)", call="sum"),
+        {"inputs": {name: {"split": ["", "tp", "", ""]} for name in ("x", "w")}},
     ),
     "attention beside a sink": (
         model("(float[2,8,6] x, float[2] s) => (float[2,8,6] o)", SINK, SINKS.format(8)),
