@@ -56,7 +56,7 @@ class Execution(Enum):
 
 
 class TorchSegment:
-    """A segment with results in new memory in every run; ``aliases``: a result -> the operand that it overwrites;
+    """A segment with results in new memory in every run; ``aliases``: a result -> the overwritten operand;
     ``views``: of operands of all segments of the device."""
 
     def __init__(

@@ -54,7 +54,7 @@ class StateViews:
         """A view -> the value with the memory."""
 
     def add(self, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
-        """Record the results of a segment that lie in the memory of its operands."""
+        """Record the results of a segment in the memory of operands."""
         names = {_memory(operand): self._viewed.get(name, name) for name, operand in operands.items()}
         for name, result in results.items():
             viewed = names.get(_memory(result))
