@@ -30,7 +30,7 @@ from gopt.runtime.pytorch.engine import local_rank
 from gopt.runtime.pytorch.hoisting import compiled
 from gopt.runtime.pytorch.host_link import HostLink, PinnedLink
 from gopt.runtime.pytorch.interpreter import NOT_DETERMINISTIC, Body, Interpreter, Scope, UntraceableError, check_known
-from gopt.runtime.pytorch.overwriting import Overwrites, plan_overwrites
+from gopt.runtime.pytorch.overwriting import Overwrites, StateViews, plan_overwrites
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
@@ -56,14 +56,15 @@ class Execution(Enum):
 
 
 class TorchSegment:
-    """A segment with results in new memory in every run; ``aliases``: a result -> the operand that it overwrites."""
+    """A segment with results in new memory in every run; ``aliases``: a result -> the overwritten operand;
+    ``views``: of operands of all segments of the device."""
 
     def __init__(
         self, segment: Segment, graph: Graph, device: torch.device, execution: Execution,
-        aliases: Mapping[str, str] = NOTHING, link: HostLink | None = None,
+        aliases: Mapping[str, str], views: StateViews, link: HostLink | None,
     ) -> None:  # fmt: skip
         check_known(segment.nodes)
-        self.overwrites = frozenset(aliases.values())
+        self._overwritten, self._views = frozenset(aliases.values()), views
         self._link, self._on_host = link, segment.on_host
         names = [name for name in segment.inputs if is_constant(graph, name)]
         self.inputs = tuple(name for name in segment.inputs if name not in set(names))
@@ -76,10 +77,17 @@ class TorchSegment:
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
         self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
-        self._lent: dict[Any, list[str]] = {}
-        """By the same key: values for later segments in the memory of overwritten operands."""
         self._programs: dict[Any, Program] = {}
         """By the shapes, strides and types of the operands."""
+
+    @property
+    def overwrites(self) -> frozenset[str]:
+        """The overwritten operands, and the views of them: a call on its way may read one."""
+        return self._overwritten.union(self._views.of(self._overwritten))
+
+    @overwrites.setter
+    def overwrites(self, names: frozenset[str]) -> None:
+        self._overwritten = names
 
     def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The results, and copies of values that this run would change. Raises RunError where PyTorch fails."""
@@ -91,11 +99,13 @@ class TorchSegment:
         key = tuple((operand.shape, operand.stride(), operand.dtype) for operand in operands)
         try:
             with torch.no_grad():
-                if key not in self._programs:
+                is_new = key not in self._programs
+                if is_new:
                     self._programs[key] = self._program(operands)
-                    self._lent[key] = self._lent_values(values)
-                copies = {name: values[name].clone() for name in self._lent[key] if name in values}
-                results = self._programs[key](*operands)
+                copies = {
+                    name: values[name].clone() for name in self._views.of(self._overwritten) if name in values
+                }  # fmt: skip
+                results = dict(zip(self.outputs, self._programs[key](*operands), strict=True))
         except GoptError:
             raise
         except Exception as error:  # its exceptions have no common base
@@ -103,15 +113,10 @@ class TorchSegment:
                 with torch.no_grad():
                     self._computed(Interpreter(self._opset, self._device, traced=False), [])(*operands)
             raise RunError(f"PyTorch fails in {self.title}: {first_line(error)}") from error
-        return copies | dict(zip(self.outputs, results, strict=True))
-
-    def _lent_values(self, values: Mapping[str, torch.Tensor]) -> list[str]:
-        """The values in the memory of overwritten operands, which an earlier segment returned as views."""
-        memories = {values[name].untyped_storage().data_ptr() for name in self.overwrites}
-        return [
-            name for name, value in values.items()
-            if memories and name not in self.overwrites and value.untyped_storage().data_ptr() in memories
-        ]  # fmt: skip
+        if is_new:
+            shown = {name: value for index, (name, value) in enumerate(results.items()) if index not in self._targets}
+            self._views.add(dict(zip(self.inputs, operands)), shown)
+        return copies | results
 
     def _program(self, operands: Tensors) -> Program:
         interpreter = Interpreter(self._opset, self._device, traced=self._execution is not Execution.NODES)
@@ -207,6 +212,7 @@ class TorchDevice:
         self.torch_device, self._execution, self._link = torch.device(name), execution, link
         self.has_host = link is not None
         self.tuning: Tuning = TorchTuning(self)
+        self._views = StateViews()
 
     def sessions(self) -> SessionCache:
         return TorchSessions(self)
@@ -247,8 +253,8 @@ class TorchDevice:
     def segment(self, segment: Segment, graph: Graph, aliases: Mapping[str, str] = NOTHING) -> TorchSegment:
         """A segment, with results over the operands that ``aliases`` gives them."""
         if segment.on_host:
-            return TorchSegment(segment, graph, torch.device("cpu"), Execution.TRACE, aliases, self._link)
-        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases, self._link)
+            return TorchSegment(segment, graph, torch.device("cpu"), Execution.TRACE, aliases, self._views, self._link)
+        return TorchSegment(segment, graph, self.torch_device, self._execution, aliases, self._views, self._link)
 
     def compile_copy(self, step: CopyStep) -> TorchCopies:
         """Copies over the link."""

@@ -13,8 +13,8 @@ Tensors: TypeAlias = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class GroupCall:
-    """``members``: the ranks of the group, in group order; ``device``: of tensors
-    that it makes."""
+    """``members``: the ranks of the group, in group order; ``device``: of new
+    tensors."""
 
     attributes: Any
     inputs: Tensors
@@ -25,7 +25,7 @@ class GroupCall:
     number: int = 0
     """Among the calls of the file."""
     sent: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
-    """Sends on their way, with the memory that they read."""
+    """Sends on the way, with the memory to read."""
 
     @property
     def index(self) -> int:

@@ -1,6 +1,6 @@
 """Messages among the members of a call on the host, from the memory of the senders into the memory of the results.
 
-Gloo's calls take one tensor of all elements: a copy at the sender, and another of what stays at a member."""
+Gloo's calls take a tensor of all elements: a copy at the sender, and another of the elements of a member."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,28 @@ def plan_overwrites(
             cloned.append(index)
         earlier.add(memory)
     return Overwrites(in_program, after_program, cloned)
+
+
+class StateViews:
+    """The names of results in the memory of operands."""
+
+    def __init__(self) -> None:
+        self._views: dict[str, set[str]] = {}
+        self._viewed: dict[str, str] = {}
+        """A view -> the value with the memory."""
+
+    def add(self, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]) -> None:
+        """Record the results of a segment in the memory of operands."""
+        names = {_memory(operand): self._viewed.get(name, name) for name, operand in operands.items()}
+        for name, result in results.items():
+            viewed = names.get(_memory(result))
+            if viewed is not None:
+                self._viewed[name] = viewed
+                self._views.setdefault(viewed, set()).add(name)
+
+    def of(self, names: Iterable[str]) -> set[str]:
+        """The views of values."""
+        return set[str]().union(*(self._views[name] for name in names if name in self._views))
 
 
 def _memory(tensor: torch.Tensor) -> int:

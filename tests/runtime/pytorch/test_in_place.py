@@ -79,3 +79,40 @@ def test_a_view_of_a_state_keeps_its_elements_for_segments_behind_the_update(exe
         np.testing.assert_allclose(where.to_host(shown["y"]), x @ w.T, rtol=1e-5, atol=1e-5)
         w = w - x @ w.T
     np.testing.assert_allclose(where.to_host(states["w"]), w, rtol=1e-4, atol=1e-4)
+
+
+class _OnItsWay:
+    """A call that reads its operand when it is waited for."""
+
+    def __init__(self, operand):
+        self._operand = operand
+
+    def result(self):
+        return [self._operand.clone()]
+
+
+@pytest.mark.parametrize("execution", ["NODES", "TRACE", "COMPILED"])
+def test_a_call_on_its_way_reads_a_view_of_a_state_before_an_update_overwrites_the_state(execution, tmp_path):
+    def called(before, after):
+        return op("AllReduce", [before], [after], domain="gopt.comm", group="shard", reduce="sum")
+
+    nodes = [
+        op("Transpose", ["w"], ["turned"]), called("x", "b"), op("Transpose", ["turned"], ["back"]),
+        op("Sub", ["b", "x"], ["nothing"]), called("back", "sent"), called("nothing", "n"),
+        op("Sub", ["w", "n"], ["less"]), op("Sub", ["less", "x"], ["w_new"]), called("n", "d"),
+        op("Add", ["sent", "d"], ["y"]),
+    ]  # fmt: skip
+    square = ("float32", [3, 3])
+    where = device.TorchDevice("cpu", device.Execution[execution])
+    model = make(tmp_path, nodes, dict.fromkeys(("w", "x"), square), dict.fromkeys(("w_new", "y"), square))
+    program = Executor(plan_execution(model, {"w_new": "w"}, where), where.sessions())
+    random = np.random.default_rng(0)
+    w, x = (random.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    states = {"w": where.hold(w)}
+    place = states["w"].data_ptr()
+    for _ in range(2):
+        shown = program.advance(states, {"x": x}, lambda index, node, inputs, buffer=None: _OnItsWay(inputs[0]))
+        np.testing.assert_array_equal(where.to_host(shown["y"]), w)
+        w = w - x
+    np.testing.assert_array_equal(where.to_host(states["w"]), w)
+    assert states["w"].data_ptr() == place
