@@ -47,8 +47,9 @@ class TensorsForNumbers(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is Tensor.item:
-            return args[0]
+        if function is Tensor.item:  # a number of Python is of float64
+            number = args[0].reshape(()) if args[0].numel() == 1 else args[0]
+            return number.double() if number.is_floating_point() else number
         if function == _SET_DATA and args[0].shape == args[1].shape and args[0].dtype is args[1].dtype:
             with torch.no_grad():  # an assignment changes the memory of a tensor, which a traced one has not
                 return args[0].detach().copy_(args[1])

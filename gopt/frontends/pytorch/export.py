@@ -166,7 +166,8 @@ def _compared(
     )
     with quiet():
         try:
-            checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
+            branches = {traced.copies.get(name, name): line for name, line in traced.branches.items()}
+            checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper, branches)
         except RunError as error:
             raise UnsupportedError(f"the exported step cannot be run: {error.message}", *error.hints) from error
         if not checked.updates:
@@ -175,6 +176,9 @@ def _compared(
                 "compare more steps with --check N, or give a smaller scale",
             )
         step.compare_other_sizes(graph, hyper)
+    step.notes += [
+        f"{len(checked.losses)} compared steps took one side alone of the branch {line}" for line in checked.one_sided
+    ]
     return checked
 
 
