@@ -1,4 +1,4 @@
-"""Branches of optimizers on values that a step computes: each path is traced, and conditions choose between results.
+"""Branches of optimizers on computed values: each path is traced, and conditions choose between the results.
 
 A condition is identified by its expression: parameters that share a condition take the same side.
 """
@@ -17,7 +17,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.node_keys import NodeKeys
 
 PATHS = 32
-"""Most paths through the code of an optimizer, and most conditions on one path."""
+"""Most paths through the code of an optimizer, and most conditions on a path."""
 _HINT = "write it with torch.where"
 
 
@@ -57,7 +57,7 @@ class Branches:
         return self._keys.of(get_proxy_slot(from_fun(value), mode.tracer).proxy.node)
 
     def explored(self, reader: str, run: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """The values of ``run``, which begins anew each time, chosen by its conditions."""
+        """The values of ``run``, called anew for each path, chosen by conditions."""
         paths = 0
 
         def path(before: Mapping[int, bool]) -> dict[str, torch.Tensor]:

@@ -88,7 +88,7 @@ def carried_values(
         if after is None or moved(path_of(*spot)):
             continue
         created = before is None and isinstance(value, torch.Tensor)
-        if not created and _same(value, after) and (before is None or _same(before, value)):
+        if not created and _equal_values(value, after) and (before is None or _equal_values(before, value)):
             continue
         initial = before if before is not None else after_one.initial[spot]
         if before is None and is_number(value) and is_number(after):
@@ -110,7 +110,7 @@ def carried_values(
     return list(carried.values())
 
 
-def _same(old: Any, new: Any) -> bool:
+def _equal_values(old: Any, new: Any) -> bool:
     return not isinstance(old, FakeTensor) and not isinstance(new, FakeTensor) and equal(old, new)
 
 

@@ -35,33 +35,33 @@ def with_choices_below(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _merge_constants(module: torch.fx.GraphModule) -> None:
     """Let equal constants be a single node."""
     keys = NodeKeys(module)
-    seen: dict[int, torch.fx.Node] = {}
+    nodes_by_key: dict[int, torch.fx.Node] = {}
     for node in list(module.graph.nodes):
-        if node.op == "get_attr" and seen.setdefault(keys.of(node), node) is not node:
-            node.replace_all_uses_with(seen[keys.of(node)])
+        if node.op == "get_attr" and nodes_by_key.setdefault(keys.of(node), node) is not node:
+            node.replace_all_uses_with(nodes_by_key[keys.of(node)])
 
 
 class _Choices:
-    """``_elements``: condition and sides -> elements that the cheapest choice chooses; ``_made``: -> its node."""
+    """``_elements``: condition and sides -> elements that the cheapest choice chooses; ``_nodes``: -> its node."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self._graph = graph
         self._elements: dict[_Key, int] = {}
-        self._made: dict[_Key, torch.fx.Node] = {}
+        self._nodes: dict[_Key, torch.fx.Node] = {}
 
     def between(self, condition: Any, then: Any, orelse: Any, before: torch.fx.Node) -> Any:
         """The node of a choice, made in front of ``before`` unless made before."""
         key = condition, _side(condition, then, 1), _side(condition, orelse, 2)
         if key[1] is key[2]:
             return key[1]
-        if key not in self._made:
+        if key not in self._nodes:
             below = self._cost(key) < _elements(key[1])
             target, kwargs = (key[1].target, dict(key[1].kwargs)) if below else (_WHERE, {})
             args = tuple(self._operands(key, before)) if below else key
             with self._graph.inserting_before(before):
-                self._made[key] = self._graph.call_function(target, args, kwargs)
-            self._made[key].meta = dict(key[1].meta)
-        return self._made[key]
+                self._nodes[key] = self._graph.call_function(target, args, kwargs)
+            self._nodes[key].meta = dict(key[1].meta)
+        return self._nodes[key]
 
     def _operands(self, key: _Key, before: torch.fx.Node) -> Iterator[Any]:
         condition, then, orelse = key
@@ -94,10 +94,10 @@ def _elements(node: torch.fx.Node) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else _MOST
 
 
-def _side(condition: Any, value: Any, place: int) -> Any:
+def _side(condition: Any, value: Any, side: int) -> Any:
     """What a choice by the same condition gives on its side."""
     while value.target is _WHERE and value.args[0] is condition:
-        value = value.args[place]
+        value = value.args[side]
     return value
 
 

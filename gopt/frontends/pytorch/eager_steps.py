@@ -117,7 +117,7 @@ class _Reads(TorchDispatchMode):
         """Called before ``step`` of an optimizer."""
         self.updating = True
 
-    def first(self, value: Any) -> Any:
+    def initial(self, value: Any) -> Any:
         """A copy of a value, before the optimizer's changes in place."""
         return self.before[id(value)][1] if id(value) in self.before else _copy(value)
 
@@ -180,16 +180,16 @@ def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Cal
                 )
             name = names[id(parameter)]
             steps.states[index, name] = {key: state.first[key] for key, value in state.items() if is_value(value)}
-            steps.others[index, name] = others = {
+            steps.others[index, name] = containers = {
                 key: mapped(value, copied) for key, value in state.items() if not is_value(value)
             }
-            inside = [pair for key in others for pair in leaves(state[key], (key,))]
+            inside = [pair for key in containers for pair in leaves(state[key], (key,))]
             stored_before = begun[index].get(parameter)
             steps.nested[index, name] = {
-                keys: reads.first(value) if find(stored_before, keys) is None else find(stored_before, keys)
+                keys: reads.initial(value) if find(stored_before, keys) is None else find(stored_before, keys)
                 for keys, value in inside
             }
-    behind_one = [held_values(optimizer, names, reads.first) for optimizer in tried.optimizers]
+    behind_one = [held_values(optimizer, names, reads.initial) for optimizer in tried.optimizers]
     middle = [python_values(optimizer, names) for optimizer in tried.optimizers]
     around = surroundings(tried)
     stored = [{key: dict(state) for key, state in parameter_states(one).items()} for one in tried.optimizers]
@@ -206,8 +206,8 @@ def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Cal
     for index, optimizer in enumerate(tried.optimizers):
         two, moved = held_values(optimizer, names), _moved(index, recipe)
         steps.carried[index] = carried_values(zero[index], behind_one[index], two, moved)
-        for each in steps.carried[index]:
-            for home, keys in each.spots:
+        for carried in steps.carried[index]:
+            for home, keys in carried.spots:
                 steps.containers[index, home, keys[0]] = mapped(home_table(optimizer, home)[keys[0]], copied)
         carried_paths = paths_of(steps.carried[index])
         for parameter, state in parameter_states(optimizer).items():

@@ -95,11 +95,11 @@ def _parameter(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, slots: Mapping[Home, Mapping[Keys, Place]]
 ) -> TorchParameter:
     slot = {str(keys[0]): cell for keys, cell in slots.get(name, {}).items() if len(keys) == 1}
-    others = _trees({keys: cell for keys, cell in slots.get(name, {}).items() if len(keys) > 1})
-    plain_others = others | {
+    nested = _trees({keys: cell for keys, cell in slots.get(name, {}).items() if len(keys) > 1})
+    plain_others = nested | {
         key: plain_value
         for key, value in optimizer.state.get(parameter, {}).items()
-        if key not in slot and key not in others and (plain_value := plain(value)) is not LOST
+        if key not in slot and key not in nested and (plain_value := plain(value)) is not LOST
     }
     return TorchParameter(
         name=name, states={key: cell.name for key, cell in slot.items()},
@@ -111,12 +111,12 @@ LOST: Any = object()
 """Stands for a value that JSON cannot hold."""
 
 
-def _trees(places: Mapping[Keys, Place]) -> dict[str, Any]:
-    """By outermost key, the plain form of what stands there, with the names of states; without values that JSON cannot
-    hold."""
+def _trees(cells: Mapping[Keys, Place]) -> dict[str, Any]:
+    """By outermost key, the plain form of a value, with the names of states; values without a form in JSON are left
+    out."""
     trees = {}
-    for keys, place in places.items():
-        tree = plain(place.container if len(keys) > 1 else place.value, places, keys[:1])
+    for keys, cell in cells.items():
+        tree = plain(cell.container if len(keys) > 1 else cell.value, cells, keys[:1])
         if tree is not LOST:
             trees[str(keys[0])] = tree
     return trees

@@ -83,7 +83,7 @@ def _new_value(cell: Place) -> torch.Tensor:
 
 
 class _OptimizerRun:
-    """Steps of an optimizer from the same traced values and gradients. ``cells``: all that it updates."""
+    """Steps of an optimizer from the same traced values and gradients. ``cells``: updated places."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, cells: Sequence[Place], branches: Branches, draws: ReplayedDraws
@@ -92,7 +92,7 @@ class _OptimizerRun:
         self._before = {cell.name: cell.current.detach().clone() for cell in cells}
         self._gradients = {cell.name: _gradient(cell) for cell in cells if cell.kind is StateForm.PARAMETER}
         self._tables = [(table, _contents(table)) for table in _tables(optimizer)]
-        self._keys, self._taken = set(optimizer.state), draws.taken
+        self._keys, self._drawn = set(optimizer.state), draws.taken
         self._attributes = {key: fresh(value) for key, value in own_attributes(optimizer).items()}
         self._begun = False
 
@@ -120,7 +120,7 @@ class _OptimizerRun:
 
     def restore(self) -> None:
         """Bring the optimizer back to before the step."""
-        self._draws.taken = self._taken
+        self._draws.taken = self._drawn
         for key in self._optimizer.state.keys() - self._keys:
             del self._optimizer.state[key]
         for key in own_attributes(self._optimizer).keys() - self._attributes.keys():
@@ -140,7 +140,7 @@ class _OptimizerRun:
                 parameter.grad = None if gradient is None else gradient.clone()
 
     def _end(self) -> dict[Any, Any]:
-        """What the step left in Python: numbers of draws, and values outside of the cells."""
+        """The step's marks in Python: the number of draws, and values outside of the cells."""
         names = {id(cell.read()): cell.name for cell in self._cells if cell.kind is StateForm.PARAMETER}
         of_cells = {path_of(*slot) for cell in self._cells for slot in cell.slots}
         rest = {
@@ -156,7 +156,7 @@ def _tables(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
 
 
 def _contents(table: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The values of a table that a step may change, with containers of their own."""
+    """The values of a table, with new containers."""
     return {key: fresh(value) for key, value in table.items() if not isinstance(key, torch.Tensor) and key != "params"}
 
 

@@ -173,7 +173,7 @@ def _number(value: torch.Tensor) -> int | float:
 
 
 def states_in(tree: Any, content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the names of states in a plain form, with what a saved value has there, or None."""
+    """Yield the names of states in a plain form, with the saved values, or None."""
     if isinstance(tree, list):
         tree = {"tuple": tree}
     if not isinstance(tree, Mapping):

@@ -140,7 +140,7 @@ def _states_of(
     states = optimizer.state[parameter]
     for key, start in eager.states.get((index, owner.name), {}).items():
         number = not isinstance(start, torch.Tensor)
-        state = _held(f"{owner.name}.{key}", index, lambda: states, (owner.name, (key,)), start, number)
+        state = _optimizer_place(f"{owner.name}.{key}", index, lambda: states, (owner.name, (key,)), start, number)
         scalar = not state.value.dim() and state.value.dtype is torch.float32
         if not isinstance(start, FakeTensor):  # of those it is not known what code reads
             scalar = scalar and (index, owner.name, key) in eager.read
@@ -149,7 +149,7 @@ def _states_of(
     containers = eager.others.get((index, owner.name), {})
     for keys, start in eager.nested.get((index, owner.name), {}).items():
         name, number = f"{owner.name}.{dotted(keys)}", not isinstance(start, torch.Tensor)
-        yield _held(name, index, lambda: states, (owner.name, keys), start, number, containers[str(keys[0])])
+        yield _optimizer_place(name, index, lambda: states, (owner.name, keys), start, number, containers[str(keys[0])])
 
 
 def store_others(recipe: Recipe, eager: EagerSteps) -> None:
@@ -171,7 +171,9 @@ def _carried(optimizer: torch.optim.Optimizer, index: int, eager: EagerSteps) ->
             container = eager.containers[index, home, keys[0]] if len(keys) > 1 else None
             table = functools.partial(home_table, optimizer, home)
             cells.append(
-                _held(label + dotted(keys), index, table, (home, keys), carried.start, carried.number, container)
+                _optimizer_place(
+                    label + dotted(keys), index, table, (home, keys), carried.start, carried.number, container
+                )
             )
         cell, *aliases = cells
         if aliases:
@@ -188,7 +190,7 @@ def _write_all(cell: Place, writes: Sequence[Callable[[Any], None]]) -> None:
     cell.write = write
 
 
-def _held(
+def _optimizer_place(
     name: str, index: int, table: Callable[[], dict[Any, Any]], slot: Spot, start: Any, number: bool,
     container: Any = None,
 ) -> Place:  # fmt: skip

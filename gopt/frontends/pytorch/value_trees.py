@@ -50,7 +50,7 @@ def fresh(value: Any) -> Any:
 
 
 def find(value: Any, keys: Keys) -> Any:
-    """What stands at the keys, or None."""
+    """The value at the keys, or None."""
     for key in keys:
         if isinstance(value, dict):
             value = value.get(key)
