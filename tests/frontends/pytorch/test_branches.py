@@ -64,7 +64,7 @@ def operators(found):
 def test_a_choice_stands_where_the_sides_differ(tmp_path, monkeypatch):
     """A rate that branches is chosen as a number, not each new parameter."""
     few = operators(exported(branching.Warm, tmp_path))
-    monkeypatch.setattr(choices._Choices, "_cost", lambda self, key: choices._MOST)
+    monkeypatch.setattr(choices._Choices, "_cost", lambda self, key, depth=0: 2 * choices._MOST)
     many = operators(exported(branching.Warm, tmp_path / "other"))
     assert many.count("Where") == few.count("Where") + 5
     assert many.count("Mul") > few.count("Mul")
