@@ -3,7 +3,7 @@ groups, in attributes, and in ``optimizer.state`` under keys that are no paramet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def held_values(
     """The present values. ``names``: ids of parameters; ``initially``: a value before changes in place by a step."""
     of_states = {id(leaf) for state in parameter_states(optimizer).values() for _, leaf in leaves(state)}
     spots = [
-        (spot, value) for spot, value in _spots(optimizer)
+        (spot, value) for spot, value in spots_of(optimizer)
         if not isinstance(value, torch.Tensor) or (id(value) not in names and id(value) not in of_states)
     ]  # fmt: skip
     return HeldValues(
@@ -66,7 +66,8 @@ def parameter_states(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, Any
     return {key: state for key, state in optimizer.state.items() if isinstance(key, torch.Tensor)}
 
 
-def _spots(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Spot, Any]]:
+def spots_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Spot, Any]]:
+    """Yield values outside of the states of parameters."""
     homes: list[tuple[Home, dict[Any, Any]]] = [
         (number, {key: value for key, value in group.items() if key != "params"})
         for number, group in enumerate(optimizer.param_groups)
@@ -112,6 +113,15 @@ def carried_values(
 
 def _equal_values(old: Any, new: Any) -> bool:
     return not isinstance(old, FakeTensor) and not isinstance(new, FakeTensor) and equal(old, new)
+
+
+def late_values(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer) -> list[CarriedValue]:
+    """Numbers of Python in ``before`` that are tensors now, in a trace: values that two steps did not change."""
+    return [
+        CarriedValue(float(before[spot]), (spot,), number=True)
+        for spot, value in spots_of(optimizer)
+        if isinstance(value, torch.Tensor) and is_number(before.get(spot))
+    ]
 
 
 def paths_of(values: Collection[CarriedValue]) -> set[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._functorch.compile_utils import fx_graph_cse
 
-from gopt.frontends.pytorch.node_keys import NodeKeys
+from gopt.frontends.pytorch.node_keys import NodeKeys, copied_from
 
 _WHERE = torch.ops.aten.where.self
 _DEEP, _MOST = 200, 200_000
@@ -20,6 +20,9 @@ _Key = tuple[Any, Any, Any]
 def with_choices_below(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with choices by conditions of no dimension as far below as both sides apply equal operators."""
     _merge_constants(module)
+    for node in list(module.graph.nodes):
+        if (source := copied_from(node)) is not None:
+            node.replace_all_uses_with(source, lambda user: user.op != "output")
     graph = fx_graph_cse(module.graph)
     choices = _Choices(graph)
     for node in list(graph.nodes):
@@ -66,7 +69,21 @@ class _Choices:
     def _operands(self, key: _Key, before: torch.fx.Node) -> Iterator[Any]:
         condition, then, orelse = key
         for a, b in zip(then.args, orelse.args):
-            yield self.between(condition, a, b, before) if isinstance(a, torch.fx.Node) else a
+            if isinstance(a, torch.fx.Node) or isinstance(b, torch.fx.Node):
+                yield self.between(condition, self._node(a, b, before), self._node(b, a, before), before)
+            else:
+                yield a
+
+    def _node(self, value: Any, like: Any, before: torch.fx.Node) -> torch.fx.Node:
+        """The value; for a number a tensor of the type of the node ``like``."""
+        if isinstance(value, torch.fx.Node):
+            return value
+        with self._graph.inserting_before(before):
+            node = self._graph.call_function(
+                torch.ops.aten.scalar_tensor.default, (value,), {"dtype": like.meta["val"].dtype}
+            )
+        node.meta = dict(like.meta)
+        return node
 
     def _cost(self, key: _Key, depth: int = 0) -> int:
         """The elements that the cheapest choice between two sides chooses: at the sides, or at their operands."""
@@ -76,9 +93,11 @@ class _Choices:
         if key not in self._elements:
             self._elements[key] = elements = _elements(then)
             if depth < _DEEP and len(self._elements) < _MOST and _equal_operators(then, orelse):
-                nodes = [(a, b) for a, b in zip(then.args, orelse.args) if isinstance(a, torch.fx.Node)]
+                pairs = list(zip(then.args, orelse.args))
+                nodes = [(a, b) for a, b in pairs if isinstance(a, torch.fx.Node) and isinstance(b, torch.fx.Node)]
                 keys = [(condition, _side(condition, a, 1), _side(condition, b, 2)) for a, b in nodes]
-                self._elements[key] = min(elements, sum(self._cost(pair, depth + 1) for pair in keys))
+                numbers = sum(isinstance(a, torch.fx.Node) != isinstance(b, torch.fx.Node) for a, b in pairs)
+                self._elements[key] = min(elements, numbers + sum(self._cost(pair, depth + 1) for pair in keys))
         return self._elements[key]
 
 
@@ -102,11 +121,21 @@ def _side(condition: Any, value: Any, side: int) -> Any:
 
 
 def _alike(then: Any, orelse: Any) -> bool:
-    """Return whether two operands may be chosen between: tensors of equal shape and type, or equal other values."""
+    """Return whether two operands may be chosen between: tensors of equal shape and type, a number and a tensor that
+    stands for one, or equal other values."""
     if isinstance(then, torch.fx.Node) and isinstance(orelse, torch.fx.Node):
         a, b = then.meta.get("val"), orelse.meta.get("val")
         tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         return tensors and a.shape == b.shape and a.dtype == b.dtype  # type: ignore[union-attr]
+    if isinstance(then, torch.fx.Node) or isinstance(orelse, torch.fx.Node):
+        node, number = (then, orelse) if isinstance(then, torch.fx.Node) else (orelse, then)
+        value = node.meta.get("val")
+        return (
+            type(number) in (int, float)
+            and isinstance(value, torch.Tensor)
+            and value.dim() == 0
+            and value.dtype.is_floating_point
+        )
     plain = not isinstance(then, list | tuple) or not any(isinstance(part, torch.fx.Node) for part in (*then, *orelse))
     return plain and type(then) is type(orelse) and repr(then) == repr(orelse)
 

@@ -124,6 +124,23 @@ class TensorMath:
         return either if callable(member) else member
 
 
+class _FloatOfTensor(type):
+    """``float``, but for tensors, which become float64 as numbers of Python are."""
+
+    def __call__(cls, value: Any = 0.0) -> Any:
+        return value.reshape(()).double() if isinstance(value, Tensor) else float(value)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, float)
+
+    def __subclasscheck__(cls, kind: Any) -> bool:
+        return issubclass(kind, float)
+
+
+class FloatOrTensor(metaclass=_FloatOfTensor):
+    """In the place of ``float`` in the code of optimizers."""
+
+
 def extreme(builtin: Any, function: Any) -> Any:
     """``min`` or ``max`` without conversion of a tensor to bool."""
 
@@ -148,9 +165,10 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> replacement in a module: `math` and the functions under any name, `max` and `min`."""
+    """Name -> replacement in a module: `math` and the functions under any name, `max`, `min` and `float`."""
     names: dict[str, Any] = {
-        "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
+        "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum),
+        "float": FloatOrTensor,
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:

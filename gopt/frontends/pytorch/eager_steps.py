@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,12 @@ class EagerSteps:
     others: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
     selections: dict[str, str] = field(default_factory=dict)
     around: set[Path] = field(default_factory=set)
+
+    def add_carried(self, index: int, optimizer: torch.optim.Optimizer, values: Sequence[CarriedValue]) -> None:
+        """Add values that an optimizer carries, with their containers."""
+        self.carried.setdefault(index, []).extend(values)
+        for home, keys in (spot for value in values for spot in value.spots):
+            self.containers[index, home, keys[0]] = mapped(home_table(optimizer, home)[keys[0]], copied)
 
 
 class _Recorded(dict[str, Any]):
@@ -205,10 +211,7 @@ def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Cal
     steps.buffers = {name for name, value in _untrained(tried) if name in before and _written(value, *before[name])}
     for index, optimizer in enumerate(tried.optimizers):
         two, moved = held_values(optimizer, names), _moved(index, recipe)
-        steps.carried[index] = carried_values(zero[index], behind_one[index], two, moved)
-        for carried in steps.carried[index]:
-            for home, keys in carried.spots:
-                steps.containers[index, home, keys[0]] = mapped(home_table(optimizer, home)[keys[0]], copied)
+        steps.add_carried(index, optimizer, carried_values(zero[index], behind_one[index], two, moved))
         carried_paths = paths_of(steps.carried[index])
         for parameter, state in parameter_states(optimizer).items():
             name, old = names[id(parameter)], stored[index][parameter]

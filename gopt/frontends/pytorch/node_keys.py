@@ -8,8 +8,18 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _ATEN = torch.ops.aten
-_COPIES = (_ATEN.clone.default, _ATEN.detach.default, _ATEN.alias.default, _ATEN.lift_fresh_copy.default)
-"""Operators whose result is their first operand, where nothing is changed in place."""
+_COPIES = {
+    _ATEN.clone.default: 0, _ATEN.detach.default: 0, _ATEN.alias.default: 0, _ATEN.lift_fresh_copy.default: 0,
+    _ATEN.expand.default: 0, _ATEN.view.default: 0, _ATEN.copy.default: 1,
+}  # fmt: skip
+"""Operator -> position of the operand that a result of its shape and type is, where nothing changes in place."""
+
+
+def copied_from(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node whose values a node has, in the same shape and type."""
+    position = _COPIES.get(node.target)
+    source = None if position is None else node.args[position]
+    return source if isinstance(source, torch.fx.Node) and _form(source) == _form(node) else None
 
 
 class NodeKeys:
@@ -32,10 +42,8 @@ class NodeKeys:
         return self._keys[node]
 
     def _number(self, node: torch.fx.Node) -> int:
-        if node.target in _COPIES:
-            return self._keys[node.args[0]]  # type: ignore[index]
-        if node.target is torch.ops.aten.copy.default and _form(node.args[0]) == _form(node.args[1]):
-            return self._keys[node.args[1]]  # type: ignore[index]
+        if (source := copied_from(node)) is not None:
+            return self._keys[source]
         if node.op == "get_attr":
             value = getattr(self._constants, str(node.target), None)
             content: Any = node.target
@@ -58,8 +66,8 @@ class NodeKeys:
         return type(value).__name__, repr(value)  # 1, 1.0 and True are equal in Python
 
 
-def _form(node: Any) -> Any:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+def _form(node: torch.fx.Node) -> Any:
+    value = node.meta.get("val")
     return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else node
 
 

@@ -10,6 +10,7 @@ import torch
 
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.branches import Branches
+from gopt.frontends.pytorch.carried_values import CarriedValue, late_values, spots_of
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_numbers import PythonNumbers
@@ -82,6 +83,14 @@ def _new_value(cell: Place) -> torch.Tensor:
     return (value.reshape(()) if cell.number else value).clone()
 
 
+class LateStates(Exception):
+    """Steps change values that the first two eager steps did not change."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, values: list[CarriedValue]) -> None:
+        super().__init__("a value of an optimizer becomes a state")
+        self.optimizer, self.values = optimizer, values
+
+
 class _OptimizerRun:
     """Steps of an optimizer from the same traced values and gradients. ``cells``: updated places."""
 
@@ -94,6 +103,7 @@ class _OptimizerRun:
         self._tables = [(table, _contents(table)) for table in _tables(optimizer)]
         self._keys, self._drawn = set(optimizer.state), draws.taken
         self._attributes = {key: fresh(value) for key, value in own_attributes(optimizer).items()}
+        self._numbers = dict(spots_of(optimizer))
         self._begun = False
 
     def values(self, absent: Container[str] = ()) -> dict[str, torch.Tensor]:
@@ -111,6 +121,8 @@ class _OptimizerRun:
             reader = type(self._optimizer).__name__
             with no_reads(reader, decide=self._branches.decide), PythonNumbers(counted):
                 self._optimizer.step()
+            if late := late_values(self._numbers, self._optimizer):
+                raise LateStates(self._optimizer, late)
             ends.append(self._end())
             if len(ends) > 1:
                 _refuse_difference(reader, ends[0], ends[-1])

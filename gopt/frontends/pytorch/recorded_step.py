@@ -29,7 +29,7 @@ from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.onnx_forms import FormlessError
-from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
+from gopt.frontends.pytorch.optimizer_runs import LateStates, OptimizerTracing, chooses_lists
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
 from gopt.frontends.pytorch.rates import LR
@@ -195,12 +195,20 @@ class RecordedStep:
 
     def trace(self) -> TracedStep:
         """The step as a graph; raises UnsupportedError for untraceable code."""
+        try:
+            return self._traced()
+        except LateStates as late:
+            index = self.recipe.optimizers.index(late.optimizer)
+            self.seen.add_carried(index, late.optimizer, late.values)
+            return self.trace()
+
+    def _traced(self) -> TracedStep:
         cells = find_places(self.recipe, self.seen)
         self.parameters = sum(cell.kind.value == "parameter" for cell in cells)
         try:
             with quiet():
                 return trace(self.recipe, self.options, cells, self.seen, self.draws, self.scheduled, self.way)
-        except GoptError:
+        except (GoptError, LateStates):
             raise
         except Exception as error:
             if isinstance(error.__cause__, GoptError):

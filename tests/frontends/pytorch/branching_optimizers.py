@@ -121,4 +121,16 @@ class Storing(Branching):
         return 1.0
 
 
-ALL = (Warm, Rectified, Every, Quotient)
+class Growing(Branching):
+    """An option that the first two steps do not change."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, lr)
+        self.param_groups[0]["scale"] = 1.0
+
+    def factor(self, group, parameter, state):
+        group["scale"] = max(group["scale"], (group["step"] - 1) / 2)
+        return group["scale"]
+
+
+ALL = (Warm, Rectified, Every, Quotient, Growing)

@@ -26,7 +26,15 @@ def exported(maker, folder, steps=LATER):
     return export(recipes.with_optimizer(maker), folder / "step.onnx", options=ExportOptions(check=steps))
 
 
-COUNTED = (counting.Attribute, counting.Power, counting.Group, counting.State, counting.Previous, counting.Nested)
+COUNTED = (
+    counting.Attribute,
+    counting.Power,
+    counting.Group,
+    counting.State,
+    counting.Previous,
+    counting.Nested,
+    counting.Real,
+)
 
 
 @pytest.mark.parametrize("maker", COUNTED, ids=lambda each: each.__name__)
@@ -38,7 +46,7 @@ def test_a_count_in_python_becomes_a_state(maker, tmp_path):
 
 REFUSED = {
     counting.LateInState: r"more than 32 paths by branches on .*state\[.step.\] <= 5",
-    counting.Whole: r"takes float\(\) of .*float\(self\.count\)",
+    counting.Whole: r"takes int\(\) of .*int\(self\.count\)",
     counting.Listed: r"attribute past, length' is '1' after one step and '2' after two",
     counting.Iterated: r"attribute steps, content' is",
     counting.InSlots: r"attribute held, steps' is",
