@@ -116,11 +116,12 @@ def _equal_values(old: Any, new: Any) -> bool:
 
 
 def late_values(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer) -> list[CarriedValue]:
-    """Numbers of Python in ``before`` that are tensors now, in a trace: values that two steps did not change."""
+    """Numbers of Python in ``before``, or made by a trace, that are tensors now: values that the second eager step did
+    not change."""
     return [
-        CarriedValue(float(before[spot]), (spot,), number=True)
+        CarriedValue(float(before.get(spot, 0.0)), (spot,), number=True)
         for spot, value in spots_of(optimizer)
-        if isinstance(value, torch.Tensor) and is_number(before.get(spot))
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and is_number(before.get(spot, 0.0))
     ]
 
 

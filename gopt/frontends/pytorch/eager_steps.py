@@ -59,7 +59,7 @@ class EagerSteps:
         """Add values that an optimizer carries, with their containers."""
         self.carried.setdefault(index, []).extend(values)
         for home, keys in (spot for value in values for spot in value.spots):
-            self.containers[index, home, keys[0]] = mapped(home_table(optimizer, home)[keys[0]], copied)
+            self.containers[index, home, keys[0]] = mapped(home_table(optimizer, home).get(keys[0]), copied)
 
 
 class _Recorded(dict[str, Any]):
