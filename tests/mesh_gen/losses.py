@@ -95,8 +95,14 @@ def next_tokens(s: Stream, h: str) -> tuple[str, str, str]:
     return loss, logits, t.op("Concat", flows, t.const(np.zeros((b, 1, width))), axis=1)
 
 
+def other_rows(s: Stream, h: str) -> tuple[str, str, str]:
+    """Squares of a part of the elements in other rows, as attention with relative places has it."""
+    b, n, d = s.t.shape(h)
+    return squares(s, s.cut(s.t.op("Reshape", h, s.ints(b, d, n)), 1, d, 1))
+
+
 LOSSES: dict[str, Loss] = {
     "squares": squares, "pooled": pooled, "masked": masked, "classes": classes, "weighted": weighted,
 }  # fmt: skip
 """What recipes are drawn from."""
-ALL = LOSSES | {"next tokens": next_tokens}
+ALL = LOSSES | {"next tokens": next_tokens, "other rows": other_rows}

@@ -231,7 +231,7 @@ class PointValues(PrimeField):
         if op in ("view", "inverse", "counted"):
             fits = fits and attributes is None and (op != "view" or "view" not in inner)
         if op in ("flat", "take", "total"):
-            fits = fits and inner.isdisjoint(("view", "flat"))
+            fits = fits and inner.isdisjoint(("flat",) if op == "take" else ("view", "flat"))
         if op == "take":
             fits = fits and len(attributes) == len(self.forms[operands[0]].shape or ())
         if op == "product":  # a coefficient stands in front

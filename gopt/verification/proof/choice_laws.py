@@ -97,7 +97,13 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
 
 
 def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Constant places of a part, as places of the whole value."""
+    """Constant places of a part, as places of the whole value; places from the end, as places from the start."""
+    sizes = reader.expressions.shape(operands[0]) or ()
+    size = sizes[node.attributes.get("axis", 0) % len(sizes)] if sizes else None
+    if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
+        index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
+        (number,) = reader.results(node, [operands[0], index], [shape])
+        return number
     box = reader.expressions.box(operands[0])
     if box is None or arrays[1] is None:
         return None

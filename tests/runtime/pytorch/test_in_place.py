@@ -58,21 +58,27 @@ def test_states_stay_in_their_memory_with_the_bits_of_new_memory(execution, tmp_
     np.testing.assert_array_equal(CONSTANTS["decay"], np.full(3, 0.5, np.float32))
 
 
+def called(before, after):
+    return op("AllReduce", [before], [after], domain="gopt.comm", group="shard", reduce="sum")
+
+
+def squares(nodes, execution, folder):
+    """A device, a program from ``w`` and ``x`` to ``w_new`` and ``y``, all of 3 by 3 elements, and first values."""
+    square = ("float32", [3, 3])
+    where = device.TorchDevice("cpu", device.Execution[execution])
+    model = make(folder, nodes, dict.fromkeys(("w", "x"), square), dict.fromkeys(("w_new", "y"), square))
+    program = Executor(plan_execution(model, {"w_new": "w"}, where), where.sessions())
+    random = np.random.default_rng(0)
+    return where, program, *(random.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+
+
 @pytest.mark.parametrize("execution", ["NODES", "TRACE", "COMPILED"])
 def test_a_view_of_a_state_keeps_its_elements_for_segments_behind_the_update(execution, tmp_path):
-    def called(before, after):
-        return op("AllReduce", [before], [after], domain="gopt.comm", group="shard", reduce="sum")
-
     nodes = [
         op("Transpose", ["w"], ["turned"]), op("MatMul", ["x", "turned"], ["a"]), called("a", "b"),
         op("Sub", ["w", "b"], ["w_new"]), called("x", "c"), op("MatMul", ["c", "turned"], ["y"]),
     ]  # fmt: skip
-    square = ("float32", [3, 3])
-    where = device.TorchDevice("cpu", device.Execution[execution])
-    model = make(tmp_path, nodes, dict.fromkeys(("w", "x"), square), dict.fromkeys(("w_new", "y"), square))
-    program = Executor(plan_execution(model, {"w_new": "w"}, where), where.sessions())
-    random = np.random.default_rng(0)
-    w, x = (random.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    where, program, w, x = squares(nodes, execution, tmp_path)
     states = {"w": where.hold(w)}
     for _ in range(2):
         shown = program.advance(states, {"x": x}, lambda index, node, inputs, buffer=None: [inputs[0].clone()])
@@ -93,21 +99,13 @@ class _OnItsWay:
 
 @pytest.mark.parametrize("execution", ["NODES", "TRACE", "COMPILED"])
 def test_a_call_on_its_way_reads_a_view_of_a_state_before_an_update_overwrites_the_state(execution, tmp_path):
-    def called(before, after):
-        return op("AllReduce", [before], [after], domain="gopt.comm", group="shard", reduce="sum")
-
     nodes = [
         op("Transpose", ["w"], ["turned"]), called("x", "b"), op("Transpose", ["turned"], ["back"]),
         op("Sub", ["b", "x"], ["nothing"]), called("back", "sent"), called("nothing", "n"),
         op("Sub", ["w", "n"], ["less"]), op("Sub", ["less", "x"], ["w_new"]), called("n", "d"),
         op("Add", ["sent", "d"], ["y"]),
     ]  # fmt: skip
-    square = ("float32", [3, 3])
-    where = device.TorchDevice("cpu", device.Execution[execution])
-    model = make(tmp_path, nodes, dict.fromkeys(("w", "x"), square), dict.fromkeys(("w_new", "y"), square))
-    program = Executor(plan_execution(model, {"w_new": "w"}, where), where.sessions())
-    random = np.random.default_rng(0)
-    w, x = (random.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
+    where, program, w, x = squares(nodes, execution, tmp_path)
     states = {"w": where.hold(w)}
     place = states["w"].data_ptr()
     for _ in range(2):

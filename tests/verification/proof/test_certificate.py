@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mesh_gen.make import Recipe, make
 from products import part
 from test_proof_prove import NAMES, SETS, SPLIT_SETS, sharded
 
@@ -32,6 +33,15 @@ def test_a_folder_that_is_proven_has_a_certificate(name, kind, tmp_path, capsys)
 @pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SPLIT_SETS], 60))
 def test_a_folder_that_is_split_has_a_certificate(name, kind, tmp_path, capsys):
     check_certificate(name, SPLIT_SETS[kind], SPLIT_LEMMAS, tmp_path)
+
+
+def test_a_part_of_elements_in_other_rows_is_in_normal_form(tmp_path):
+    """No part of the value before the reshape is these elements."""
+    step = make(Recipe(3, (2, 4, 6, 2), "ids", ("dense",), "other rows", "sgd"))
+    (tmp_path / "step.onnx").write_bytes(step.model.SerializeToString())
+    gopt.shard(tmp_path / "step.onnx", "shard=2").write(tmp_path / "out")
+    assert gopt.prove(tmp_path / "out", certificate=tmp_path / "step.cert").proven
+    assert gopt.check_certificate(tmp_path / "step.cert", tmp_path / "out").fault is None
 
 
 def check_certificate(name, options, lemmas, tmp_path):

@@ -55,6 +55,12 @@ LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, 
         two(CHANNELS, "q = Conv(x,w,b)", call="sum"),
         {"inputs": {name: {"split": ["", "tp", "", ""]} for name in ("x", "w")}},
     ),
+    "places from the end": (
+        model("(float[4,6] x) => (float[4,2] o)", "o = Gather<axis=1>(x,i)", "int64[2] i={-1,0}"),
+        two("(float[4,6] x) => (float[4,2] o)", "o = Gather<axis=1>(x,i)", "int64[2] i={5,-6}"),
+        two("(float[4,6] x) => (float[4,2] o)", "o = Gather<axis=1>(x,i)", "int64[2] i={4,0}"),
+        {},
+    ),
     "attention beside a sink": (
         model("(float[2,8,6] x, float[2] s) => (float[2,8,6] o)", SINK, SINKS.format(8)),
         two("(float[2,4,6] x, float[2] s) => (float[2,4,6] o)", SINK, SINKS.format(4)),
