@@ -75,8 +75,8 @@ def read_rank(
     cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
     arrays: Held,
 ) -> RankPrograms:  # fmt: skip
-    """A rank from the manifest's ``record`` and its files; local gradients of ``probe``, and ``terms`` of
-    them, can be reached.
+    """A rank from the manifest's ``record`` and its files; local gradients of ``probe``, and their
+    ``terms``, can be reached.
 
     ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""

@@ -15,6 +15,7 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.operators.kinds import ADDITIONS
 
 
 def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
@@ -67,7 +68,7 @@ def probed(
     graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = (), sums: Collection[str] = ()
 ) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call, and of every addition of one of the ``terms`` of a gradient to one of the ``sums`` over micro-batches:
+    not a call, and of every addition of ``terms`` of a gradient to ``sums`` over micro-batches:
     the rank has no other part of this gradient. The backward reads the gradient unchanged.
 
     ``data``: the axes of ranks with other samples. Local gradients made by the rank itself, as in the source, are
@@ -101,11 +102,11 @@ def probed(
 
 
 def _parts(graph: Graph, terms: Collection[str], sums: Collection[str]) -> list[Node]:
-    """Additions of one of the ``terms``, by a pass, on the way into one of the ``sums``."""
+    """Additions of ``terms`` by a pass, on the way into ``sums``."""
     added: set[str] = set()
     parts = []
     for node in reversed(graph.nodes) if terms and sums else ():
-        if not node.is_a("Add") or not node.made_by:
+        if not node.is_in(ADDITIONS) or not node.made_by:
             continue
         if node.outputs[0] in added or any(name in sums for name in node.inputs):
             added.update(node.inputs)

@@ -69,8 +69,8 @@ class FirstRun:
 
 @dataclass(frozen=True, slots=True)
 class VariantProgram:
-    """A rank's program with local ``gradients`` changed on the way into a call, and what a probe reads; ``marked``:
-    values that may turn infinite."""
+    """A rank's program with local ``gradients`` changed on the way into a call, and all operands of a probe;
+    values of ``marked`` may turn infinite."""
 
     program: Executor
     variant: Variant

@@ -1,4 +1,4 @@
-"""Sums of gradients of a tied parameter on each stage that reads it, sent once for all micro-batches."""
+"""Sums of gradients of a tied parameter on each stage with a reader, sent once for all micro-batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gopt.analysis.training import Phase
 from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import ADDITIONS, SIZES
 from gopt.passes.stage_transfers.place import NAME, PREFIX
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import Sharding
@@ -18,8 +19,8 @@ from gopt.spmd.stage_plan import StagePlan, transfers
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A term of a gradient from another stage: the transfer; the source's additions of the term to others, the last of
-    which makes the gradient; and the addition of the gradient to the sum over micro-batches."""
+    """A term of a gradient from another stage: the transfer; the additions of the source from the term to the gradient;
+    and the addition of the gradient to the sum over micro-batches."""
 
     transfer: Node
     additions: tuple[Node, ...]
@@ -27,8 +28,8 @@ class _Term:
     accumulator: Accumulator
 
     @property
-    def others(self) -> list[str]:
-        """What the additions add to the term."""
+    def further(self) -> list[str]:
+        """The values added to the term."""
         path = {self.transfer.outputs[0], *(node.outputs[0] for node in self.additions)}
         return [name for node in self.additions for name in node.inputs if name not in path]
 
@@ -47,7 +48,7 @@ def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
 
 
 def _terms(program: SpmdProgram) -> Iterator[_Term]:
-    """Yield the parts of gradients that another stage sends in each micro-batch, and that can be summed there."""
+    """Yield the parts of gradients from another stage in each micro-batch, where a sum there is as good."""
     if program.micro_steps == 1:
         return
     types, users, results = program.graph.types, program.graph.users(), program.results()
@@ -67,13 +68,14 @@ def _terms(program: SpmdProgram) -> Iterator[_Term]:
 
 
 def _only_addition(users: Mapping[str, Sequence[Node]], name: str) -> Node | None:
-    """The only reader of a value, if it adds another value."""
+    """The only reader of a value, if an addition of different values."""
     readers = users.get(name, ())
-    return readers[0] if len(readers) == 1 and readers[0].is_a("Add") and len({*readers[0].inputs}) == 2 else None
+    adds = len(readers) == 1 and readers[0].is_in(ADDITIONS) and len({*readers[0].inputs}) == len(readers[0].inputs)
+    return readers[0] if adds else None
 
 
 def _all_of(additions: Iterable[Node], type: TensorType, types: Mapping[str, TensorType]) -> bool:
-    """Return whether the operands of additions have a type: none is repeated along a dimension."""
+    """Return whether the operands of additions have a type, so that no addition repeats an operand."""
     return all(types[name] == type for node in additions for name in node.inputs)
 
 
@@ -82,31 +84,33 @@ def _apart(program: SpmdProgram, plan: StagePlan, rewriter: GraphRewriter, term:
     stage, home = (int(number) for number in term.transfer.attributes["stages"])
     value = term.transfer.inputs[0]
     root = f"{PREFIX}.{value}.sum"
-    there = plan.on(stage, _off(term.adds_up.sharding))
-    own = replace(
+    distant = plan.on(stage, _off(term.adds_up.sharding))
+    partial = replace(
         old, input=root, output=f"{root}_out", added=f"{root}_next", sharding=plan.on(stage, _off(old.sharding))
     )
     graph.types[root] = graph.inputs[root] = old.type
-    readers = [node for node in graph.users().get(old.input, ()) if node is not term.adds_up and not node.is_a("Shape")]
-    maker, first = rewriter.latest([value]), rewriter.earliest(readers)
-    rewriter.add("Add", [root, value], {own.added: old.type}, sharding=there, after=maker).phase = term.adds_up.phase
-    rewriter.zeros(root, own.output, f"{root}_sizes", there)
+    readers = [node for node in graph.users().get(old.input, ()) if node is not term.adds_up and not node.is_in(SIZES)]
+    maker, reader = rewriter.latest([value]), rewriter.earliest(readers)
+    rewriter.add(
+        "Add", [root, value], {partial.added: old.type}, sharding=distant, after=maker
+    ).phase = term.adds_up.phase
+    rewriter.zeros(root, partial.output, f"{root}_sizes", distant)
     sent = rewriter.add(
         TRANSFER, [root], {f"{root}.stage{home}": old.type}, domain=SPMD, attributes=dict(term.transfer.attributes),
-        sharding=term.transfer.sharding, before=first,
+        sharding=term.transfer.sharding, before=reader,
     )  # fmt: skip
     total = rewriter.add(
-        "Add", [old.input, sent.outputs[0]], {f"{root}.total": old.type}, sharding=term.adds_up.sharding, before=first
+        "Add", [old.input, sent.outputs[0]], {f"{root}.total": old.type}, sharding=term.adds_up.sharding, before=reader
     )
     for node in (sent, total):
         node.phase = Phase.UPDATE
     for node in readers:
         rewriter.rewire(node, old.input, total.outputs[0])
-    gradient, *others = term.additions[-1].first_output, *term.others
-    rest = others.pop(0)
-    for number, other in enumerate(others):
+    gradient, *further = term.additions[-1].first_output, *term.further
+    rest = further.pop(0)
+    for number, value in enumerate(further):
         adds = rewriter.add(
-            "Add", [rest, other], {f"{root}.rest{number}": old.type}, sharding=term.adds_up.sharding,
+            "Add", [rest, value], {f"{root}.rest{number}": old.type}, sharding=term.adds_up.sharding,
             before=term.adds_up,
         )  # fmt: skip
         adds.phase, rest = term.adds_up.phase, adds.first_output
@@ -116,8 +120,8 @@ def _apart(program: SpmdProgram, plan: StagePlan, rewriter: GraphRewriter, term:
         assert node.source is not None
         rewriter.remove(node.source, "each stage sums its part over micro-batches")
     rewriter.discard(term.transfer.outputs[0])
-    program.accumulators.append(own)
-    program.value_stages.update(dict.fromkeys((root, own.added, own.output, f"{root}_sizes"), stage))
+    program.accumulators.append(partial)
+    program.value_stages.update(dict.fromkeys((root, partial.added, partial.output, f"{root}_sizes"), stage))
     program.value_stages.update(dict.fromkeys((sent.outputs[0], total.outputs[0]), home))
 
 
