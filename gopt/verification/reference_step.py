@@ -102,7 +102,7 @@ class ReferenceProgram:
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.terms = gradient_terms(training)
-        """What the source adds up to a gradient -> the gradient: ranks may sum each term over micro-batches first."""
+        """Term of a gradient in the source -> the gradient: ranks may sum each term over micro-batches first."""
         self.marked_values = {self.marked, *(name for name, of in self.terms.items() if of == self.marked)}
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
