@@ -34,7 +34,7 @@ _INITIALIZER = 0x2A
 _MOST = 16
 """Files that a file is compared with."""
 _FEW = 16
-"""Nodes behind the front that are inferred together: most are like a node of another file."""
+"""Nodes behind the front that are inferred together: most nodes repeat a node of another file."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class _LoadedFile:
 
     def __init__(self, parts: _Bytes, graph: Graph) -> None:
         self.parts, self.graph = parts, graph
-        self.known = KnownTypes(_FEW)
-        """The types that nodes behind the front make in other files."""
+        self.result_types = KnownTypes(_FEW)
+        """The types of results behind the front in further files."""
         self._names: dict[int, tuple[dict[str, TensorType | None], set[str]]] = {}
 
     @cached_property
@@ -109,7 +109,7 @@ class _LoadedFile:
         return node.inputs[:1] if node.is_in(UNMOVED) else node.inputs
 
     def names(self, count: int) -> tuple[dict[str, TensorType | None], set[str]]:
-        """The values that the first nodes make, with their types, and other values that they read."""
+        """The results of the first nodes, with types, and the operands from elsewhere."""
         if count not in self._names:
             front, types = self.graph.nodes[:count], self.graph.types
             produced = {name: types.get(name) for node in front for name in node.outputs if name}
@@ -256,7 +256,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
     rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)
     produced, _ = like.names(count)
     front = {name: type for name, type in produced.items() if type is not None}
-    tail = _tail(file.path, model, rest, produced, like.known) if rest.node else None
+    tail = _tail(file.path, model, rest, produced, like.result_types) if rest.node else None
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
@@ -287,10 +287,10 @@ def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType],
 
 
 def _tail(
-    path: str, model: ModelProto, rest: GraphProto, produced: Mapping[str, TensorType | None], known: KnownTypes
+    path: str, model: ModelProto, rest: GraphProto, produced: Mapping[str, TensorType | None], known_types: KnownTypes
 ) -> Graph | None:  # fmt: skip
-    """The graph of the nodes behind the front, with values of the front as inputs, and without inputs and stored values
-    that no node reads; None where a shape may follow from a number in the front. ``rest``: the file without the
+    """The graph of the nodes behind the front, with values of the front as inputs, and without unread inputs and stored
+    values; None where a shape may follow from a number in the front. ``rest``: the file without the
     front."""
     readers: dict[str, list[NodeProto]] = {}
     for node in rest.node:
@@ -316,7 +316,7 @@ def _tail(
     refill(file.graph.value_info, [info for info in rest.value_info if info.name not in produced])
     refill(file.graph.output, [info for info in rest.output if info.name not in produced])
     with naming(path), gc_paused():
-        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True), known), path, own=True)
+        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True), known_types), path, own=True)
     border = dict(decoded(rest.output, lambda info: declared(info, f"output {info.name!r}")))
     tail.outputs = {name: tail.outputs.get(name, type) for name, type in border.items()}
     return tail

@@ -35,12 +35,12 @@ _READ_ELEMENTS = 64
 
 
 class KnownTypes:
-    """The types that nodes make, by all that inference reads, in graphs of one version of operators; ``chunk``: the
+    """The types of results, by all input of inference, in graphs of the same version of operators; ``chunk``: the
     nodes of a chunk, few where most nodes are known."""
 
     def __init__(self, chunk: int | None = None) -> None:
         self.chunk = chunk or CHUNK_NODES
-        self.made: dict[Hashable, list[TensorType | None]] = {}
+        self.results: dict[Hashable, list[TensorType | None]] = {}
         self._types: dict[TensorType, TensorType] = {}
 
     def shared(self, kind: TensorType) -> TensorType:
@@ -51,8 +51,8 @@ class KnownTypes:
 class ModelHeader:
     """The parts of a model, besides its nodes, that chunks need; copied, so that the model itself can be freed."""
 
-    def __init__(self, model: ModelProto, known: KnownTypes) -> None:
-        self.known = known
+    def __init__(self, model: ModelProto, known_types: KnownTypes) -> None:
+        self.known_types = known_types
         head = ModelProto(ir_version=model.ir_version)
         head.opset_import.extend(model.opset_import)
         self.head: bytes = head.SerializeToString()
@@ -68,15 +68,16 @@ class ModelHeader:
 
 
 def header_for_chunks(
-    model: ModelProto, nodes: Sequence[Node], known: KnownTypes | None, *, flat: bool
+    model: ModelProto, nodes: Sequence[Node], known_types: KnownTypes | None, *, flat: bool
 ) -> ModelHeader | None:  # fmt: skip
-    """Return the header of a model treatable in chunks; ``flat``: no node has a body; ``known``: of earlier graphs.
+    """Return the header of a model treatable in chunks; ``flat``: no node has a body; ``known_types``: of earlier
+    graphs.
 
     None for a short graph beside no others, and with bodies or functions, where names may mean different things in
     different chunks."""
-    if (known is None and len(nodes) <= WHOLE_NODES) or not flat or model.functions:
+    if (known_types is None and len(nodes) <= WHOLE_NODES) or not flat or model.functions:
         return None
-    header = ModelHeader(model, known or KnownTypes())
+    header = ModelHeader(model, known_types or KnownTypes())
     return header if header.consistent else None
 
 
@@ -103,7 +104,7 @@ def types_by_chunk(
     decode = TypeDecoder(lambda info: read_type(info.type))
     start = types_so_far.skip(nodes, 0)
     while start < len(nodes):
-        chunk = nodes[start : start + header.known.chunk]
+        chunk = nodes[start : start + header.known_types.chunk]
         inferred = chunks.infer(chunk, folded, decode)
         if inferred is None:
             return None
@@ -125,13 +126,13 @@ class _SeenTypes:
         folded: Mapping[str, np.ndarray],
     ) -> None:
         self.types: dict[str, TensorType] = {}
-        self._known, self._made = header.known, header.known.made
+        self._known_types, self._made = header.known_types, header.known_types.results
         self._operands: dict[str, Hashable] = {"": ""}
         """Key of each value as inference sees it: its type, or its content if that may be a shape.
 
         Declared and inferred types are few shared objects, so the key is the object's id.
         """
-        shared = self._known.shared
+        shared = self._known_types.shared
         self._operands.update((name, id(shared(kind))) for name, kind in {**graph.inputs, **constants}.items())
         for name, tensor in graph.initializers.items():
             self._operands[name] = (self._operands.get(name), _content(tensor))
@@ -165,7 +166,7 @@ class _SeenTypes:
     def add(self, node: Node, inferred: Mapping[str, TensorType]) -> None:
         """Record the inferred output types of a node."""
         kinds = (inferred.get(name) for name in node.outputs)
-        self._made[self._key(node)] = [None if kind is None else self._known.shared(kind) for kind in kinds]
+        self._made[self._key(node)] = [None if kind is None else self._known_types.shared(kind) for kind in kinds]
         self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:

@@ -40,14 +40,14 @@ def refill(field: Any, entries: Iterable[Any]) -> None:
 
 
 class ModelFile:
-    """``data``: the file's bytes; ``model``: the message, parsed again after a release; ``known``: the types that nodes
-    make in earlier files of a kind.
+    """``data``: the file's bytes; ``model``: the message, parsed again after a release; ``known_types``: of
+    results in earlier files of a kind.
 
     A parsed message takes about six times the memory of the bytes, and lives as long as any part.
     """
 
-    def __init__(self, data: bytes, known: KnownTypes | None = None) -> None:
-        self.data, self.known = data, known
+    def __init__(self, data: bytes, known_types: KnownTypes | None = None) -> None:
+        self.data, self.known_types = data, known_types
         self._model: ModelProto | None = None
 
     @property

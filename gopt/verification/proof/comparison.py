@@ -198,11 +198,11 @@ class Comparison:
 
 
 class OpenClaim(Exception):
-    """A claim that is not proven."""
+    """A claim without a proof."""
 
 
 class WithoutOpenClaims(Comparison):
-    """Claims that are all proven. Raises OpenClaim."""
+    """Claims, all of them proven. Raises OpenClaim."""
 
     def proof(self) -> RankProof:
         result = super().proof()

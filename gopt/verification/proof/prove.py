@@ -34,7 +34,7 @@ from gopt.verification.proof.unchanged_nodes import without_unchanged_nodes
 
 
 def proof_of(relation: ProofRelation, advance: ProgressCallback = no_progress) -> RankProof:
-    """The claims of a relation: without the nodes that ranks have from the source unchanged, if that proves all."""
+    """The claims of a relation: without the unchanged nodes of the source, if this proves all claims."""
     with gc_paused():
         shorter = without_unchanged_nodes(relation)
         if shorter is not None:

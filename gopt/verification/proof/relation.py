@@ -85,7 +85,7 @@ class ProofRelation:
     alike: frozenset[str] = frozenset()
     """Inputs of the batch that all ranks have alike."""
     leaves: tuple[str, ...] = ()
-    """Values in front of the source's update that stand for themselves, and follow the batch (``unchanged_nodes``)."""
+    """Values in front of the source's update without an expression of operands (``unchanged_nodes``)."""
     remedy: str = ""
     """The hint for a file unlike the relation."""
     instead: str = ""

@@ -1,8 +1,9 @@
-"""Nodes of the source that ranks run unchanged, on the same operands.
+"""Nodes of the source on ranks, unchanged and on the same operands.
 
 From whole states, settings and the rank's own batch, such nodes make the source's values of that batch, whatever the
-operators compute. A value that follows the batch so is a leaf of the proof: what is proven for all values of the leaf
-is proven for this one, and neither source nor ranks are read in front of it. What is not proven so is read in full."""
+operators compute. Such a value, if it follows the batch, is a leaf of the proof: a claim proven for all values of the
+leaf is proven for this one, and neither source nor ranks are read in front of the leaf. Further claims need a full
+reading."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from gopt.verification.proof.relation import ProofRelation, RankRelation, Source
 _LEAST = 2
 """Of so many nodes of the source in front of the update, ranks must run one unchanged."""
 Follows = dict[str, bool]
-"""A value that a rank has as the source has it -> whether it follows the batch."""
+"""A value of a rank with the meaning of the source -> whether the value follows the batch."""
 
 
 def without_unchanged_nodes(relation: ProofRelation) -> ProofRelation | None:
     """The relation with values of unchanged nodes as inputs of source (``leaves``) and ranks; None where few nodes are
-    unchanged, or the source is read in a form of its own."""
+    unchanged, or the source is read in another form."""
     own_form = relation.plan is not None or relation.synchronised != SynchronisedValues()
     if own_form or any(reduction.points for reduction in relation.reductions):
         return None
@@ -47,26 +48,26 @@ def without_unchanged_nodes(relation: ProofRelation) -> ProofRelation | None:
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The nodes of a graph up to the last unchanged one.
+    """The nodes of a graph up to the last unchanged node.
 
-    ``operands``: what unchanged nodes read of inputs and constants. ``results``: what they make. ``dropped``: results
-    that are made no more. ``left``: the other nodes up to ``end``, which read ``read``."""
+    ``operands``: inputs and constants read by unchanged nodes. ``results``: of unchanged nodes. ``dropped``: the
+    results without a node. ``rest``: the other nodes up to ``end``, with the operands ``read``."""
 
     graph: Graph
     operands: Follows
     results: Follows
     dropped: frozenset[str]
-    left: list[Node]
+    rest: list[Node]
     read: frozenset[str]
     end: int
 
     def begins(self, graph: Graph, operands: Follows) -> bool:
         """Return whether a graph begins with the same nodes, of the same types, on the same operands."""
-        types, own = graph.types, self.graph.types
+        types, source_type = graph.types, self.graph.types
         return (
             graph.nodes[: self.end] == self.graph.nodes[: self.end]  # the very same objects
             and all(operands.get(name) == follows for name, follows in self.operands.items())
-            and (types is own or [*map(types.get, self.results)] == [*map(own.get, self.results)])
+            and (types is source_type or [*map(types.get, self.results)] == [*map(source_type.get, self.results)])
         )
 
     def needed(self, graph: Graph) -> frozenset[str]:
@@ -76,7 +77,7 @@ class _Front:
 
 
 class _Source:
-    """The nodes of the source; ``leaves``: the values of unchanged nodes so far that other nodes of ranks read."""
+    """The nodes of the source; ``leaves``: the values of unchanged nodes so far with other readers on ranks."""
 
     def __init__(self, relation: ProofRelation) -> None:
         self.relation, self.graph = relation, relation.training.graph
@@ -89,7 +90,7 @@ class _Source:
         } | relation.local  # fmt: skip
         self._fronts: list[_Front] = []
         self._nodes: dict[Hashable, tuple[list[Node], frozenset[str]]] = {}
-        """What is left of a graph, and the leaves that are read there."""
+        """The remaining nodes of a graph, and the leaves read there."""
         self._wholes: dict[int, bool] = {}
         self._types: dict[tuple[int, int], bool] = {}
         self._equal: dict[tuple[int, int], bool] = {}
@@ -103,35 +104,35 @@ class _Source:
                 inputs = graph.inputs | {name: self.graph.types[name] for name in sorted(read)}
                 graphs[phase] = replace(graph, nodes=nodes, inputs=inputs)
                 leaves |= read
-        given = (graph.inputs.keys() for graph in rank.graphs.values())
-        if not leaves or not all(map(leaves.isdisjoint, given)):
+        equal = (graph.inputs.keys() for graph in rank.graphs.values())
+        if not leaves or not all(map(leaves.isdisjoint, equal)):
             return None  # what a phase leaves for another one is no leaf
         return replace(rank, graphs=graphs, inputs={**rank.inputs, **{name: SourcePart(name) for name in leaves}})
 
     def hides_shown(self) -> bool:
-        """Return whether unchanged nodes make a value that the source shows, and that is no leaf."""
-        made = (front.results.keys() for front in self._fronts if front.dropped)
-        return any(not names.isdisjoint({*self.relation.training.shown} - self.leaves) for names in made)
+        """Return whether unchanged nodes make a shown value of the source besides the leaves."""
+        names_of_fronts = (front.results.keys() for front in self._fronts if front.dropped)
+        return any(not names.isdisjoint({*self.relation.training.shown} - self.leaves) for names in names_of_fronts)
 
     def _operands(self, rank: RankRelation, graph: Graph, times: int) -> Follows:
-        """The inputs and constants that a rank has as the source has them, in each of ``times`` runs."""
+        """The inputs and constants of a rank with the values of the source, in each of ``times`` runs."""
         training = self.relation.training
         inputs = dict.fromkeys(training.hyper, False)
         inputs |= {name: name not in self.relation.alike for name in training.batch}
         parts = ((name, rank.inputs.get(name)) for name in inputs)
-        given = {name: inputs[name] for name, part in parts if part == SourcePart(name)}
+        equal = {name: inputs[name] for name, part in parts if part == SourcePart(name)}
         for state in rank.states:
             if self._whole(state) and not (times > 1 and state.output in graph.outputs):
-                given[state.input] = False
-        held = {*rank.inputs, *(state.input for state in rank.states), *graph.inputs, *self.graph.inputs}
+                equal[state.input] = False
+        inputs_of_rank = {*rank.inputs, *(state.input for state in rank.states), *graph.inputs, *self.graph.inputs}
         for name, tensor in graph.initializers.items():
-            other = self.graph.initializers.get(name)
-            if other is not None and name not in held and self._alike(tensor, other):
-                given[name] = False
-        return {name: follows for name, follows in given.items() if self._same_type(graph.types, name)}
+            twin = self.graph.initializers.get(name)
+            if twin is not None and name not in inputs_of_rank and self._alike(tensor, twin):
+                equal[name] = False
+        return {name: follows for name, follows in equal.items() if self._same_type(graph.types, name)}
 
     def _whole(self, state: LocalState) -> bool:
-        """Return whether a rank has all of a state, which is the same for all members at the start of a step."""
+        """Return whether a rank has all of a state, equal for all members at the start of a step."""
         if id(state) not in self._wholes:
             name, type = state.input, self.graph.types.get(state.input)
             pieces = (Piece(name, 0, state.elements),) == state.pieces and name not in self._statistics
@@ -139,15 +140,15 @@ class _Source:
             self._wholes[id(state)] = pieces and whole and not (state.copy or state.local)
         return self._wholes[id(state)]
 
-    def _alike(self, tensor: Tensor, other: Tensor) -> bool:
+    def _alike(self, tensor: Tensor, twin: Tensor) -> bool:
         """Return whether two constants have the same bytes."""
-        key = id(tensor), id(other)
+        key = id(tensor), id(twin)
         if key not in self._equal:
-            self._equal[key] = tensor.type == other.type and tensor.numpy().tobytes() == other.numpy().tobytes()
+            self._equal[key] = tensor.type == twin.type and tensor.numpy().tobytes() == twin.numpy().tobytes()
         return self._equal[key]
 
     def _left(self, graph: Graph, operands: Follows) -> tuple[list[Node], frozenset[str]]:
-        """What is left of a graph, and the leaves that are read there."""
+        """The remaining nodes of a graph, and the leaves read there."""
         key = *shared_parts(graph), frozenset(operands.items()), tuple(graph.outputs)
         if key not in self._nodes:
             front = next((front for front in self._fronts if front.begins(graph, operands)), None)
@@ -157,31 +158,31 @@ class _Source:
                 self._fronts.append(front)
                 needed = front.needed(graph)
             self.leaves |= needed
-            self._nodes[key] = [*front.left, *graph.nodes[front.end :]], needed
+            self._nodes[key] = [*front.rest, *graph.nodes[front.end :]], needed
         return self._nodes[key]
 
     def _front(self, graph: Graph, operands: Follows) -> _Front:
-        """The nodes of a graph up to the last unchanged one; none, where few are unchanged, or where the laws of casts
-        look at a reader that is no more."""
-        read_there, results = self._unchanged(graph, operands)
-        left, dropped, end = self._dropped(graph, results) if sum(results.values()) >= self._least else ([], [], 0)
-        casts = {node.outputs[0] for node in left if node.is_in(CASTS) and node.outputs[0] in results}
-        casts -= {name for node in left for name in (node.reads if node.domain != COMM else ())}
+        """The nodes of a graph up to the last unchanged node; no node for few unchanged nodes, and where the laws of
+        casts look at a dropped reader."""
+        operands_read, results = self._unchanged(graph, operands)
+        rest, dropped, end = self._dropped(graph, results) if sum(results.values()) >= self._least else ([], [], 0)
+        casts = {node.outputs[0] for node in rest if node.is_in(CASTS) and node.outputs[0] in results}
+        casts -= {name for node in rest for name in (node.reads if node.domain != COMM else ())}
         if casts and any(not casts.isdisjoint(node.inputs) for node in dropped):
-            left, dropped, end = [], [], 0
+            rest, dropped, end = [], [], 0
         return _Front(
-            graph, read_there, results, frozenset(name for node in dropped for name in node.outputs if name), left,
-            frozenset(name for node in left for name in node.reads), end,
+            graph, operands_read, results, frozenset(name for node in dropped for name in node.outputs if name), rest,
+            frozenset(name for node in rest for name in node.reads), end,
         )  # fmt: skip
 
     def _unchanged(self, graph: Graph, operands: Follows) -> tuple[Follows, Follows]:
-        """What unchanged nodes read of inputs and constants, and what they make."""
+        """The operands of unchanged nodes among inputs and constants, and the results."""
         values, results, read = {"": False, **operands}, Follows(), set[str]()
         types, get, known = graph.types, self.nodes.get, values.get
         for node in graph.nodes:
             outputs, inputs = node.outputs, node.inputs
-            other = get(outputs[0]) if outputs else None
-            if other is None or node.encoded != other.encoded or inputs != other.inputs or outputs != other.outputs:
+            twin = get(outputs[0]) if outputs else None
+            if twin is None or node.encoded != twin.encoded or inputs != twin.inputs or outputs != twin.outputs:
                 continue
             follows = [known(name) for name in inputs]
             if None not in follows and all(map(self._same_type, repeat(types), outputs)):
@@ -192,16 +193,16 @@ class _Source:
 
     def _same_type(self, types: Mapping[str, TensorType], name: str) -> bool:
         """Return whether a value has one type, with a number of elements, on a rank and in the source."""
-        type, own = types.get(name), self.graph.types.get(name)
-        key = id(type), id(own)
+        type, source_type = types.get(name), self.graph.types.get(name)
+        key = id(type), id(source_type)
         if key not in self._types:
-            self._types[key] = not name or (type is not None and type.static and type == own)
+            self._types[key] = not name or (type is not None and type.static and type == source_type)
         return self._types[key]
 
     def _dropped(self, graph: Graph, results: Follows) -> tuple[list[Node], list[Node], int]:
-        """The nodes left, the nodes dropped, and the position behind the last of these: unchanged nodes that follow the
-        batch, and other unchanged ones that only they read."""
-        read, left, dropped, end = {*graph.outputs}, list[Node](), list[Node](), 0
+        """The remaining nodes, the dropped nodes, and the position behind the last dropped node: unchanged nodes
+        behind the batch, and further unchanged nodes without other readers."""
+        read, rest, dropped, end = {*graph.outputs}, list[Node](), list[Node](), 0
         for position in range(len(graph.nodes) - 1, -1, -1):
             node = graph.nodes[position]
             first = node.outputs[0] if node.outputs else ""
@@ -211,8 +212,8 @@ class _Source:
             else:
                 read.update(node.reads)
                 if end:
-                    left.append(node)
-        return left[::-1], dropped, end
+                    rest.append(node)
+        return rest[::-1], dropped, end
 
 
 def _is_plain(node: Node) -> bool:
