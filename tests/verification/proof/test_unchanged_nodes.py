@@ -140,7 +140,7 @@ def test_a_wrong_node_in_a_layer_behind_the_first_is_named(wrong, ranks, layers:
     assert proof.claims == Prover(relation).run().claims
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 80))])
+@pytest.mark.parametrize("seed", range(4))
 def test_after_a_random_edit_the_claims_are_those_of_all_nodes(seed: int, layers: Path, tmp_path: Path) -> None:
     folder, draw = Path(shutil.copytree(layers, tmp_path / "ranks")), random.Random(seed)
     types = load(folder / "rank_0000.onnx", own=True).types
