@@ -71,7 +71,7 @@ class _Front:
         )
 
     def needed(self, graph: Graph) -> frozenset[str]:
-        """What is made no more, and read further on in a graph."""
+        """The results without a node that a graph reads further on."""
         behind = (node.reads for node in graph.nodes[self.end :])
         return self.dropped & self.read.union(graph.outputs, *behind)
 
