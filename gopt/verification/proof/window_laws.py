@@ -20,7 +20,7 @@ from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
-from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, TAKE, VIEW, Shape
+from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
@@ -65,7 +65,7 @@ def window(reader: NodeReader, number: int) -> PlacesRead | None:
     result: PlacesRead | None = None
     if whole >= expressions.of_ranks and op == CONCAT:
         result = _row(reader, operands, cast(int, attributes))
-    elif whole >= expressions.of_ranks and op == "permuted":
+    elif whole >= expressions.of_ranks and op == PERMUTED:
         perm, inner = cast(tuple[int, ...], attributes), window(reader, operands[0])
         if inner is not None:
             moved = move_laws.permuted(reader, inner.whole, perm)
