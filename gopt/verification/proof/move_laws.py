@@ -81,7 +81,8 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
         elif made is None or made.is_in(CASTS) or made.captures:
             return False
         else:
-            names += made.reads
+            packed = made.domain == COMM and len(made.inputs) == len(made.outputs)
+            names += [made.inputs[made.outputs.index(name)]] if packed else made.reads
     return read is not None
 
 
