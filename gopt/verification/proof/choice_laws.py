@@ -82,26 +82,26 @@ def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int
 
 
 def _rows_at_places(reader: NodeReader, flag: int, value: int, shape: Shape) -> int | None:
-    """Some of the rows at constant places, of the source's rows at all places: flags follow one dimension of these."""
+    """Some rows of the source's lookup at constant positions: flags follow one dimension of the positions."""
     expressions, array, flags = reader.expressions, reader.table.array, reader.table.array(flag)
     op, attributes, operands, rows = expressions.all[value]
     if op != LOOKUP or rows != shape or flags is None or shape is None:
         return None
-    places, axis = array(operands[1]), dict(attributes[0]).get("axis", 0) % len(expressions.shape(operands[0]) or ())  # type: ignore[index]
+    local, axis = array(operands[1]), dict(attributes[0]).get("axis", 0) % len(expressions.shape(operands[0]) or ())  # type: ignore[index]
     varying = [dim for dim in range(flags.ndim) if (flags != flags.take([0], dim)).any()]
-    if places is None or len(varying) != 1:
+    if local is None or len(varying) != 1:
         return None
     chosen = np.flatnonzero(np.moveaxis(flags, varying[0], 0).reshape(flags.shape[varying[0]], -1)[:, 0])
     at = len(shape) - flags.ndim + varying[0] - axis
-    if not 0 <= at < places.ndim or places.shape[at] != flags.shape[varying[0]]:
+    if not 0 <= at < local.ndim or local.shape[at] != flags.shape[varying[0]]:
         return None
     for whole in expressions.readers(op, operands[0]):
-        theirs = array(expressions.all[whole].operands[1])
-        if theirs is None or expressions.all[whole][1::2] != (attributes, shape) or theirs.shape != places.shape:
+        index = array(expressions.all[whole].operands[1])
+        if index is None or expressions.all[whole][1::2] != (attributes, shape) or index.shape != local.shape:
             continue
-        if (theirs.take(chosen, at) == places.take(chosen, at)).all():
+        if (index.take(chosen, at) == local.take(chosen, at)).all():
             runs = joined((int(place), int(place) + 1) for place in chosen)
-            return expressions.parted(whole, whole, (None, at), places.shape[at], runs)
+            return expressions.parted(whole, whole, (None, at), local.shape[at], runs)
     return None
 
 
@@ -126,7 +126,22 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
 def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """Constant places of a part, as places of the whole value; places from the end, as places from the start."""
     sizes = reader.expressions.shape(operands[0]) or ()
-    size = sizes[node.attributes.get("axis", 0) % len(sizes)] if sizes else None
+    axis = node.attributes.get("axis", 0)
+    if axis < 0 and sizes:
+        counted = Node(
+            node.op_type, node.inputs, node.outputs, attributes={**node.attributes, "axis": axis + len(sizes)}
+        )
+        (number,) = reader.results(counted, operands, [shape])
+        return number
+    size = sizes[axis] if sizes else None
+    if (
+        arrays[1] is not None
+        and arrays[1].size == 1
+        and isinstance(size, int)
+        and 0 <= (at := int(arrays[1].item())) < size
+    ):
+        part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
+        return reader.expressions.view(part, shape)
     if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
         index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
         (number,) = reader.results(node, [operands[0], index], [shape])
@@ -219,30 +234,29 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
 def _added_at_places(
     reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape
 ) -> int | None:
-    """Neighbouring rows of the source's sum of rows at constant places; rows of other places are zeros here."""
-    expressions, places, updates = reader.expressions, arrays[1], operands[2]
+    """Neighbouring rows of the source's sum of rows at constant positions; all further rows are zeros."""
+    expressions, local, updates = reader.expressions, arrays[1], operands[2]
     form, sizes = expressions.all[expressions.root(updates)], expressions.shape(updates)
-    if node.attributes.get("reduction") != "add" or "Elements" in node.op_type or places is None or not shape:
+    if node.attributes.get("reduction") != "add" or "Elements" in node.op_type or local is None or not shape:
         return None
-    flags = np.ones(places.size, bool)
+    flags = np.ones(local.size, bool)
     if form.op == CHOICE and expressions.uniform(form.operands[2]) == 0:
         flag = reader.table.array(form.operands[0])
         if flag is None or not _flags_rows(reader, node, form.operands[0], updates, operands[1]):
             return None
         flags, updates = flag.reshape(-1), expressions.view(form.operands[1], sizes)
-    if places.shape[-1] != 1 or not flags.any() or expressions.uniform(operands[0]) != 0:
+    if local.shape[-1] != 1 or not flags.any() or expressions.uniform(operands[0]) != 0:
         return None
-    here = places.reshape(-1)
     for whole in expressions.readers(node.op_type, updates):
         data, position, _ = expressions.all[whole].operands
-        theirs = reader.table.array(position)
+        index = reader.table.array(position)
         alike = expressions.all[whole].attributes == (frozen(node), 0) and expressions.uniform(data) == 0
-        if theirs is None or not alike or theirs.shape != places.shape or (theirs < 0).any():
+        if index is None or not alike or index.shape != local.shape or (index < 0).any():
             continue
-        there = theirs.reshape(-1)
-        starts, size = np.unique((there - here)[flags]), int((expressions.shape(whole) or ())[0] or 0)
+        starts, size = np.unique((index - local).reshape(-1)[flags]), int((expressions.shape(whole) or ())[0] or 0)
         start, stop = int(starts[0]), int(starts[0]) + int(shape[0] or 0)
-        if len(starts) == 1 and (((start <= there) & (there < stop)) == flags).all() and 0 <= start < stop <= size:
+        inside = ((start <= index) & (index < stop)).reshape(-1)
+        if len(starts) == 1 and (inside == flags).all() and 0 <= start < stop <= size:
             return expressions.take(whole, along(0, ((start, stop),), len(shape)))
     return None
 

@@ -1,8 +1,8 @@
-"""Where the elements of a value come from, through views, parts, transpositions, repeats and rows.
+"""The origin of the elements of a value, behind views, parts, transpositions, repeats and rows.
 
 Elements in row-major order are *stretches*: each is a start in an expression, and lengths with strides, the last one
-fastest, as the digits of a number. A stride of 0 repeats. Two stretches of one length are equal if and only if they are
-equal without lengths of 1 and with all neighbours joined that count on."""
+fastest, as the digits of a number. A stride of 0 repeats. Two stretches of one length are equal if and only if their
+digits are, without lengths of 1 and with neighbours joined where possible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gopt.verification.proof.selections import Runs, Selection, Sizes, along, jo
 
 MOST = 1 << 14
 """Stretches up to which a movement is followed."""
-EXPAND, LOOKUP = "Expand", "Gather"
+EXPAND = "Expand"
+LOOKUP = "Gather"
 MOVEMENTS = frozenset({FLAT, TAKE, PERMUTED, CONCAT, LINEAR, VIEW, EXPAND, LOOKUP})
 Digits: TypeAlias = tuple[tuple[int, int], ...]
 """Lengths and strides."""
@@ -39,7 +40,7 @@ Stretches: TypeAlias = tuple[Stretch, ...]
 
 
 def combined(digits: Iterable[tuple[int, int]]) -> Digits:
-    """Digits without lengths of 1, and neighbours that count on as a single digit."""
+    """Digits without lengths of 1, and neighbours as a single digit where possible."""
     result: list[tuple[int, int]] = []
     for length, stride in digits:
         if length != 1 and result and result[-1][1] == length * stride:
@@ -119,7 +120,7 @@ def permuted(stretches: Stretches, shape: Sequence[int], perm: Sequence[int]) ->
 def repeated(stretches: Stretches, before: Sequence[int], after: Sequence[int]) -> Stretches | None:
     """Elements repeated along dimensions of length 1, or in front."""
     dims = by_dimension(stretches, before)
-    if dims is None:
+    if dims is None or any(old not in (1, new) for old, new in zip(before, after[len(after) - len(before) :])):
         return None
     front = len(after) - len(before)
     rows = [((size, 0),) for size in after[:front]]
@@ -127,7 +128,7 @@ def repeated(stretches: Stretches, before: Sequence[int], after: Sequence[int]) 
                                        for row, old, new in zip(dims, before, after[front:]))])  # fmt: skip
 
 
-def taken(stretches: Stretches, shape: Sizes, selection: Selection) -> Stretches | None:
+def selected(stretches: Stretches, shape: Sizes, selection: Selection) -> Stretches | None:
     """Ranges of dimensions."""
     for dim, runs in enumerate(selection):
         if runs is not None:
@@ -162,9 +163,9 @@ def in_rows(values: Sequence[Stretches], rows: int) -> Stretches | None:
                  for part in cut(value, row * width, (row + 1) * width))  # fmt: skip
 
 
-def same(one: Stretches, two: Stretches) -> bool:
-    """Return whether all elements are the same ones."""
-    rests = [*reversed(one)], [*reversed(two)]
+def equal(first: Stretches, second: Stretches) -> bool:
+    """Return whether stretches have the same elements."""
+    rests = [*reversed(first)], [*reversed(second)]
     while all(rests):
         count = min(rest[-1].size for rest in rests)
         for rest in rests:
@@ -177,7 +178,7 @@ def same(one: Stretches, two: Stretches) -> bool:
 
 
 class Movements(Elements):
-    """Expressions whose elements are those of other expressions, at other places."""
+    """Expressions with the elements of further expressions."""
 
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
@@ -198,17 +199,17 @@ class Movements(Elements):
         """Return whether two expressions are the same elements of a value, in one shape."""
         if number == second or self.shape(number) != self.shape(second):
             return number == second
-        return same(self.stretches(number), self.stretches(second))
+        return equal(self.stretches(number), self.stretches(second))
 
     def of_source(self, number: int) -> int:
         """The expression of the source with the same elements in the same shape; the expression itself without one."""
         if not self.sealed or number < self.of_ranks:
             return number
         if not self._moved:
-            for known, (op, *_) in enumerate(self.all[: self.of_ranks]):
-                if op in MOVEMENTS and self._followed(known) is not None:
-                    self._moved.setdefault(self._ends(known), []).append(known)
-        return next((known for known in self._moved.get(self._ends(number), ()) if self.alike(number, known)), number)
+            for second, (op, *_) in enumerate(self.all[: self.of_ranks]):
+                if op in MOVEMENTS and self._followed(second) is not None:
+                    self._moved.setdefault(self._ends(second), []).append(second)
+        return next((row for row in self._moved.get(self._ends(number), ()) if self.alike(number, row)), number)
 
     def _ends(self, number: int) -> Hashable:
         """The shape, and the first and the last element."""
@@ -238,7 +239,7 @@ class Movements(Elements):
             pieces = ((root, start, stop) for root, start, stop in self.pieces(number))
             return tuple(part for root, *ends in pieces for part in cut(self.stretches(root), *ends))
         if op == TAKE:
-            return taken(inner, before, cast(Selection, attributes))
+            return selected(inner, before, cast(Selection, attributes))
         if op == PERMUTED:
             return permuted(inner, before, cast(Sizes, attributes))
         if op == CONCAT:
@@ -252,8 +253,8 @@ class Movements(Elements):
     def _looked_up(self, number: int, before: Sizes) -> Stretches | None:
         """Rows at constant places."""
         (attributes, _), (data, position), _ = cast(tuple[Any, tuple[int, int], Shape], self.all[number][1:])
-        places, axis = self.arrays.get(position), dict(attributes).get("axis", 0) % len(before)
-        if places is None or places.size > MOST or (places < 0).any() or (places >= before[axis]).any():
+        index, axis = self.arrays.get(position), dict(attributes).get("axis", 0) % len(before)
+        if index is None or index.size > MOST or (index < 0).any() or (index >= before[axis]).any():
             return None
-        runs = joined((at, at + 1) for at in places.reshape(-1).tolist())
-        return taken(self.stretches(data), before, along(axis, runs, len(before)))
+        runs = joined((at, at + 1) for at in index.reshape(-1).tolist())
+        return selected(self.stretches(data), before, along(axis, runs, len(before)))
