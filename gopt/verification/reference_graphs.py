@@ -17,14 +17,16 @@ from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
 
 
-def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
+def local_graph(
+    training: TrainingGraph, weight: str = "", more: Iterable[str] = (), stops: Iterable[str] = ()
+) -> Graph:  # fmt: skip
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, the ``weight``
-    (``--loss-reduction``), and ``more``."""
+    (``--loss-reduction``), and ``more``; ``stops`` are inputs."""
     states = [state for state in training.states if state.kind is StateKind.STATISTIC]
     statistics = [training.chosen.get(state.tensor, state.updated) for state in states]
     wanted = [*training.losses, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else []), *more]
-    return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+    return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), stops)
 
 
 def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ()) -> Graph:
