@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto
 
+from gopt.ir.chunked_inference import KnownTypes
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import walk
@@ -32,6 +33,8 @@ _INITIALIZER = 0x2A
 """Tag of a stored value in a graph."""
 _MOST = 16
 """Files that a file is compared with."""
+_FEW = 16
+"""Nodes behind the front that are inferred together: most nodes repeat a node of another file."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,9 @@ class _LoadedFile:
 
     def __init__(self, parts: _Bytes, graph: Graph) -> None:
         self.parts, self.graph = parts, graph
-        self._names: dict[int, tuple[set[str], set[str]]] = {}
+        self.result_types = KnownTypes(_FEW)
+        """The types of results behind the front in further files."""
+        self._names: dict[int, tuple[dict[str, TensorType | None], set[str]]] = {}
 
     @cached_property
     def readers(self) -> dict[str, list[Node]]:
@@ -103,12 +108,13 @@ class _LoadedFile:
             return ()
         return node.inputs[:1] if node.is_in(UNMOVED) else node.inputs
 
-    def names(self, count: int) -> tuple[set[str], set[str]]:
-        """The values that the first nodes make, and other values that they read."""
+    def names(self, count: int) -> tuple[dict[str, TensorType | None], set[str]]:
+        """The results of the first nodes, with types, and the operands from elsewhere."""
         if count not in self._names:
-            front = self.graph.nodes[:count]
-            produced = {name for node in front for name in node.outputs if name}
-            self._names[count] = produced, {name for node in front for name in node.reads if name} - produced
+            front, types = self.graph.nodes[:count], self.graph.types
+            produced = {name: types.get(name) for node in front for name in node.outputs if name}
+            read = {name for node in front for name in node.reads if name}
+            self._names[count] = produced, read.difference(produced)
         return self._names[count]
 
 
@@ -249,11 +255,12 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
     rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)
     produced, _ = like.names(count)
-    tail = _tail(file.path, model, rest, produced, {**graph.types, **before}) if rest.node else None
+    front = {name: type for name, type in produced.items() if type is not None}
+    tail = _tail(file.path, model, rest, produced, like.result_types) if rest.node else None
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
-    result.types = {name: type for name, type in graph.types.items() if name in produced} | tail.types
+    result.types = front | before | tail.types
     return result
 
 
@@ -280,10 +287,11 @@ def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType],
 
 
 def _tail(
-    path: str, model: ModelProto, rest: GraphProto, produced: Collection[str], types: Mapping[str, TensorType]
-) -> Graph | None:
-    """The graph of the nodes behind the front, with values of the front as inputs; None where a shape may follow from a
-    number in the front. ``rest``: the file without the front."""
+    path: str, model: ModelProto, rest: GraphProto, produced: Mapping[str, TensorType | None], known_types: KnownTypes
+) -> Graph | None:  # fmt: skip
+    """The graph of the nodes behind the front, with values of the front as inputs, and without unread inputs and stored
+    values; None where a shape may follow from a number in the front. ``rest``: the file without the
+    front."""
     readers: dict[str, list[NodeProto]] = {}
     for node in rest.node:
         for name in node.input:
@@ -296,16 +304,19 @@ def _tail(
     file.graph.CopyFrom(rest)
     file.graph.name = rest.name or "graph"
     for name, nodes in readers.items():
-        type = types.get(name)
+        type = produced[name]
         if type is None or not type.static:
             return None
         if type.dtype not in FLOATS and not all(node.op_type in CASTS for node in nodes):
             return None
         file.graph.input.append(value_info(name, type))
+    read = {name for node in rest.node for name in node.input}.union(info.name for info in rest.output)
+    refill(file.graph.input, [info for info in file.graph.input if info.name in read])
+    refill(file.graph.initializer, [tensor for tensor in rest.initializer if tensor.name in read])
     refill(file.graph.value_info, [info for info in rest.value_info if info.name not in produced])
     refill(file.graph.output, [info for info in rest.output if info.name not in produced])
     with naming(path), gc_paused():
-        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True)), path, own=True)
+        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True), known_types), path, own=True)
     border = dict(decoded(rest.output, lambda info: declared(info, f"output {info.name!r}")))
     tail.outputs = {name: tail.outputs.get(name, type) for name, type in border.items()}
     return tail

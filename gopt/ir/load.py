@@ -180,7 +180,7 @@ def _graph(file: ModelFile, folder: DataFolder, from_gopt: bool) -> Graph:
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
-    chunk_header = header_for_chunks(model, nodes, flat=not symbols.bodies)
+    chunk_header = header_for_chunks(model, nodes, file.known_types, flat=not symbols.bodies)
     del model, body, symbols  # the message of a long graph is freed before types are inferred
     add_types(graph, file, chunk_header)
     for name, kind in outputs.items():
