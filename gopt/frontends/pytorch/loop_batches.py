@@ -32,8 +32,8 @@ def fitted_batch(
         batch = dict(zip(names, values))
     if unknown := [name for name in batch if name not in types]:
         raise InputError(f"the step has no batch input {str(unknown[0])!r}", f"it takes {listed(names)}")
-    if lost := [name for name in names if name not in batch]:
-        raise InputError(f"the batch has no {lost[0]!r}", f"the step takes {listed(names)}")
+    if missing := [name for name in names if name not in batch]:
+        raise InputError(f"the batch has no {missing[0]!r}", f"the step takes {listed(names)}")
     tensors = {name: _tensor(name, types[name], value) for name, value in batch.items()}
     fitted = sized(types, tensors)
     for name, tensor in tensors.items():
@@ -50,8 +50,8 @@ def number(name: str, type: TensorType, value: Any, device: torch.device) -> tor
     try:
         return torch.as_tensor(value, dtype=dtype, device=device).detach().reshape(type.dims)
     except (TypeError, ValueError, RuntimeError):
-        shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
-        raise OptionError(f"{name!r} is {shown}, the step takes {type}", f"call step(batch, {name}=1e-3)") from None
+        text = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:80]
+        raise OptionError(f"{name!r} is {text}, the step takes {type}", f"call step(batch, {name}=1e-3)") from None
 
 
 def _tensor(name: str, type: TensorType, value: Any) -> torch.Tensor:

@@ -192,8 +192,8 @@ class Rank:
         checkpoints = self._checkpoints(folder)
         complete = checkpoints.steps()
         if not complete or step not in (None, *complete):
-            other = "rank.load_dcp reads it" if (Path(folder) / DCP_FILE).is_file() else "there is none"
-            known = f"there are {listed([*map(str, complete)])}" if complete else other
+            otherwise = "rank.load_dcp reads it" if (Path(folder) / DCP_FILE).is_file() else "there is none"
+            known = f"there are {listed([*map(str, complete)])}" if complete else otherwise
             raise OptionError(f"{folder} has no checkpoint{'' if step is None else f' of step {step}'}", known)
         self.steps = complete[-1] if step is None else step
         self._take(checkpoints.load(self.number, self.steps))
