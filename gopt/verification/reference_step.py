@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gopt.analysis.gradient_terms import gradient_terms
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -104,6 +105,9 @@ class ReferenceProgram:
         self._kept: list[tuple[list[Values], LocalResults]] = []
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
+        self.terms = gradient_terms(training)
+        """Term of a gradient in the source -> the gradient: ranks may sum each term over micro-batches first."""
+        self.marked_values = {self.marked, *(name for name, of in self.terms.items() if of == self.marked)}
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
         """Statistic -> what a rank makes of it, which a condition of the update may leave out."""

@@ -134,8 +134,8 @@ class Verifier:
 
         def read(record: RankEntry) -> RankPrograms:
             return read_rank(
-                self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
-                self.random_inputs, source.graph.types, arrays,
+                self.folder, record, self.manifest, self.phases, self.reference.gradients,
+                self.reference.terms, self.cache, self.random_inputs, source.graph.types, arrays,
             )  # fmt: skip
 
         with gc_paused(), ThreadPoolExecutor(READERS) as pool:

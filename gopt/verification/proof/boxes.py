@@ -20,11 +20,11 @@ from gopt.verification.proof.expressions import (
     TAKE,
     VIEW,
     Coefficient,
-    Elements,
     Piece,
     broadcast,
     elements,
 )
+from gopt.verification.proof.movements import Movements
 from gopt.verification.proof.selections import (
     Runs,
     Selection,
@@ -57,7 +57,7 @@ def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
     return None
 
 
-class Boxes(Elements):
+class Boxes(Movements):
     """Expressions of whole values and of parts.
 
     Parts taken by the source itself are whole values; ``known``: root -> their selections."""
@@ -68,9 +68,6 @@ class Boxes(Elements):
         self._shapes: dict[int, dict[Sizes, None]] = {}
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
-        self.sealed = False
-        self.of_ranks = 0
-        """The first number behind the source's."""
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -112,10 +109,6 @@ class Boxes(Elements):
         """The readers of an expression in the source, of an operator."""
         return self._readers.get((op, operand), ()) if self.sealed else ()
 
-    def _sizes(self, number: int) -> Sizes | None:
-        shape = self.shape(number)
-        return None if elements(shape) is None else shape  # type: ignore[return-value]
-
     def _base(self, number: int) -> Box | None:
         """The expression and the ranges behind a part, in the shape of the expression."""
         root = self.root(number)
@@ -131,23 +124,6 @@ class Boxes(Elements):
             return operands[0], rows
         whole, selection = self._base(operands[0]) or (0, ())
         return whole, tuple(map(inside, selection, rows))
-
-    def alike(self, number: int, second: int) -> bool:
-        """Return whether two expressions are the same elements of a value, in one shape."""
-        if number == second or self.shape(number) != self.shape(second):
-            return number == second
-        ranges = self._ranges(number)
-        return ranges is not None and ranges == self._ranges(second)
-
-    def _ranges(self, number: int) -> tuple[int, Runs] | None:
-        """A value and the ranges of the elements in a part, in row-major order; None for many, or for no part."""
-        root = self.root(number)
-        op, spans, operands, _ = self.all[root]
-        if op == FLAT and len(set(operands)) == 1 and self.all[operands[0]].op != TAKE:
-            return operands[0], joined(cast(Runs, spans))
-        whole, selection = self._base(root) or (root, ())
-        runs = flattened(selection, self._sizes(whole) or ()) if selection else None
-        return None if runs is None else (self.root(whole), runs)
 
     # --- boxes ---
 
@@ -268,6 +244,12 @@ class Boxes(Elements):
         part = self._sizes(number) or ()
         if 1 in part:
             yield from self._reshaped(*box, part)
+
+    def wholes_of(self, number: int) -> Iterator[Box]:
+        """The box of a part, and the boxes of the part in values of which the source has a part around."""
+        if (box := self.box(number)) is not None:
+            yield box
+            yield from self._raw(number).items()
 
     def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
         """A whole value in the shapes where a selection has the shape ``part``, those of the source in front."""
@@ -480,7 +462,9 @@ class Boxes(Elements):
         if len(shape) == 1 or (mixed and prod(shape[:axis]) == 1):
             if sum(len(self.pieces(number)) for number in numbers) > RANGES:
                 return self._number(CONCAT, axis, tuple(numbers), shape)
-            return self.view(self.flat(piece for number in numbers for piece in self.pieces(number)), shape)
+            row = self.flat(piece for number in numbers for piece in self.pieces(number))
+            row = self.view(row, shape)
+            return row if len(shape) == 1 else self._by_source(row)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
         choices = [self._raw(number) for number in numbers]
@@ -500,7 +484,13 @@ class Boxes(Elements):
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
-        return result
+        return self._by_source(result)
+
+    def _by_source(self, number: int) -> int:
+        """The expression of the source for a rank's values in a row."""
+        base = self._base(number)
+        whole = number if base is None else base[0]
+        return number if self.root(whole) < self.of_ranks else self.of_source(number)
 
     def _joined_along(self, numbers: Sequence[int], axis: int, shape: Sizes, dim: int) -> int | None:
         """Parts in a row along a whole dimension, of a part of a second dimension of a common whole value."""

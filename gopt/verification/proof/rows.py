@@ -15,7 +15,17 @@ from gopt.operators.table import operator
 from gopt.verification.proof.constants import SMALL, ConstantTable
 from gopt.verification.proof.evaluation import computed
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import ADDED, CONCAT, LINEAR, LOOKED_UP, ONE, PRODUCT, Shape, elements
+from gopt.verification.proof.expressions import (
+    ADDED,
+    CONCAT,
+    LINEAR,
+    LOOKED_UP,
+    ONE,
+    PERMUTED,
+    PRODUCT,
+    Shape,
+    elements,
+)
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 
@@ -190,7 +200,7 @@ class RowReader(NodeReader):
         """Rows added by a product with the transposed one-hot matrix of numbers in lookups."""
         expressions, (matrix, rows) = self.expressions, operands
         moved, size = expressions.all[expressions.root(matrix)], expressions.shape(rows) or ()
-        if moved.op != "permuted" or len(size) != 2 or len(expressions.shape(matrix) or ()) != 2:
+        if moved.op != PERMUTED or len(size) != 2 or len(expressions.shape(matrix) or ()) != 2:
             return None
         chosen = expressions.all[expressions.root(moved.operands[0])]
         if chosen.op != ONE_HOT or chosen.attributes != ((), 0):
