@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
@@ -16,7 +17,7 @@ from gopt.spmd.liveness import peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
-from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
+from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
@@ -95,6 +96,15 @@ def stage_runs(program: SpmdProgram) -> list[StepRun]:
     """The memory of a step on each stage's member: of the first rank there, since others differ in states alone."""
     start, calls = program.mesh.coordinates(0), calls_of(program)
     return [step_run(program, calls, start | {PIPELINE: at}) for at in range(program.mesh.size(PIPELINE))]
+
+
+def overlap_of(program: SpmdProgram) -> Overlap:
+    """The overlap of a program's calls. On pipeline stages, the gathered bytes are those of the member with most, in
+    the order of the schedule: each action gathers for itself."""
+    overlap = measure(calls_of(program))
+    if program.stages is None:
+        return overlap
+    return replace(overlap, peak_gathered_bytes=max(run.peaks.gathered for run in stage_runs(program)))
 
 
 def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> StepRun:
