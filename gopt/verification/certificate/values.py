@@ -470,10 +470,10 @@ class PointValues(PrimeField):
         lead, how, shape = self.lead, attributes.get("reduction", "none"), values[0].shape[self.lead :]
         if index is None or how not in ("add", "none"):
             return None
-        places, tuples = np.arange(prod(shape)).reshape(shape), tuple(np.moveaxis(index, -1, 0))
-        at = places[tuples] if kind is Indices.TUPLE else np.take_along_axis(places, index, attributes["axis"])
+        cells, tuples = np.arange(prod(shape)).reshape(shape), tuple(np.moveaxis(index, -1, 0))
+        at = cells[tuples] if kind is Indices.TUPLE else np.take_along_axis(cells, index, attributes["axis"])
         flat, at = joined([value.reshape(*value.shape[:lead], -1) for value in values[::2]], -1), at.reshape(-1)
-        result, rows = np.array(flat[..., : places.size]), flat[..., places.size :]
+        result, rows = np.array(flat[..., : cells.size]), flat[..., cells.size :]
         if how == "none" and np.unique(at).size != at.size:
             return None  # in any order
         result[..., at] *= np.uint64(how == "add")
