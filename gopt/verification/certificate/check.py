@@ -493,8 +493,8 @@ class FolderCheck(NodeChecker):
         self._of_phase(number)
         if within is None:
             raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
-        held = (self._held(state.pieces, whole) for whole in (self.during, self.starts))
-        value = self.iterated(MICRO, [self.value(number), *held], (-1,))
+        rows = (self._held(state.pieces, whole) for whole in (self.during, self.starts))
+        value = self.iterated(MICRO, [self.value(number), *rows], (-1,))
         self.due(within, value, "the state after all micro-steps")
         return self.value(within)
 

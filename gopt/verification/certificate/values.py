@@ -478,9 +478,9 @@ class PointValues(PrimeField):
             return None  # in any order
         result[..., at] *= np.uint64(how == "add")
         while at.size:
-            once, first = np.unique(at, return_index=True)
-            result[..., once] = self.plus(result[..., once], rows[..., first])
-            at, rows = np.delete(at, first), np.delete(rows, first, -1)
+            once, spots = np.unique(at, return_index=True)
+            result[..., once] = self.plus(result[..., once], rows[..., spots])
+            at, rows = np.delete(at, spots), np.delete(rows, spots, -1)
         return result.reshape(*result.shape[:lead], *shape)
 
     def reduced(self, value: Array, use: OperatorUse, shape: Sequence[int]) -> Array:
