@@ -18,7 +18,7 @@ from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
-from gopt.ir.load import checked_graph, header_of, load, uncounted_bytes
+from gopt.ir.load import checked_graph, header_of, load, load_first, uncounted_bytes
 from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.node_kinds import record_of
 from gopt.ir.symbol_table import SymbolTable
@@ -33,8 +33,8 @@ _INITIALIZER = 0x2A
 """Tag of a stored value in a graph."""
 _MOST = 16
 """Files that a file is compared with."""
-_FEW = 16
-"""Nodes behind the front that are inferred together: most nodes repeat a node of another file."""
+_END = 1 << 16
+"""Last bytes of a graph, to find files with the same graph."""
 
 
 @dataclass(slots=True)
@@ -80,9 +80,9 @@ class _Bytes:
 class _LoadedFile:
     """A loaded file."""
 
-    def __init__(self, parts: _Bytes, graph: Graph) -> None:
+    def __init__(self, parts: _Bytes, graph: Graph, types: KnownTypes) -> None:
         self.parts, self.graph = parts, graph
-        self.result_types = KnownTypes(_FEW)
+        self.result_types = types
         """The types of results behind the front in further files."""
         self._names: dict[int, tuple[dict[str, TensorType | None], set[str]]] = {}
 
@@ -124,8 +124,8 @@ class AlikeFiles:
     def __init__(self) -> None:
         self._loaded: dict[tuple[bytes, bytes], list[_LoadedFile]] = {}
         """By nodes and fields of the graph, for several stored values."""
-        self._bodies: dict[bytes, _Twin] = {}
-        """By the bytes of the graph: replicas differ in the metadata alone."""
+        self._bodies: dict[tuple[int, bytes], list[_Twin]] = {}
+        """By length and end of the bytes of the graph, to compare all bytes: replicas differ in the metadata alone."""
         self._leaders: list[_LoadedFile] = []
         """Files that began unlike all before, the last one first."""
 
@@ -134,7 +134,7 @@ class AlikeFiles:
         with naming(path):
             data = uncounted_bytes(path)
             header, body = _split(data)
-            check_parts(header if body in self._bodies else data)
+            check_parts(data if self._twin(body) is None else header)
         try:
             return self._beside(path, header, body)
         except DecodeError:
@@ -142,7 +142,7 @@ class AlikeFiles:
 
     def _beside(self, path: str, header: bytes, body: bytes) -> Graph:
         """The graph in a file, beside earlier files. Raises DecodeError for damaged bytes."""
-        twin = self._bodies.get(body)
+        twin = self._twin(body)
         if twin is not None and os.path.dirname(path) == twin.folder:
             model = ModelProto.FromString(header)
             if _without_metadata(model) == _without_metadata(twin.graph.header):
@@ -150,8 +150,13 @@ class AlikeFiles:
                     return _with_header(model, twin.graph)
         graph = self._load(path, _Bytes.of(header, body, self._leaders[0].parts if self._leaders else None))
         if body:
-            self._bodies[body] = _Twin(os.path.dirname(path), graph)
+            twins = self._bodies.setdefault(_end_of(body), [])
+            twins[:] = [_Twin(os.path.dirname(path), body, graph), *(old for old in twins if old.body != body)]
         return graph
+
+    def _twin(self, body: bytes) -> _Twin | None:
+        """An earlier file with the same bytes of the graph."""
+        return next((twin for twin in self._bodies.get(_end_of(body), ()) if twin.body == body), None)
 
     def _load(self, path: str, parts: _Bytes | None) -> Graph:
         if parts is None:
@@ -169,21 +174,28 @@ class AlikeFiles:
                 self._leaders.insert(0, self._leaders.pop(number))
                 break
         if graph is None:
-            graph = load(path, own=True)
+            types = KnownTypes()
+            graph = load_first(path, types)
             if len(parts.ends) == len(graph.nodes):
-                self._leaders = [_LoadedFile(parts, graph), *self._leaders[: _MOST - 1]]
+                self._leaders = [_LoadedFile(parts, graph, types), *self._leaders[: _MOST - 1]]
         if len(parts.ends) == len(graph.nodes):
-            equal.insert(0, _LoadedFile(parts, graph))
+            equal.insert(0, _LoadedFile(parts, graph, KnownTypes()))
             del equal[_MOST:]
         return graph
 
 
 @dataclass(frozen=True, slots=True)
 class _Twin:
-    """A graph, and the folder of its file, beside which values lie."""
+    """A graph, the bytes, and the folder of the file, beside the values."""
 
     folder: str
+    body: bytes
     graph: Graph
+
+
+def _end_of(body: bytes) -> tuple[int, bytes]:
+    """The length and the last bytes of a graph: hashing all bytes takes longer than comparing two files."""
+    return len(body), body[-_END:]
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

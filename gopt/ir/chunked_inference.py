@@ -28,20 +28,23 @@ from gopt.ir.wire_format import field
 
 WHOLE_NODES = 20_000
 """A graph of at most as many nodes is checked as a whole."""
-CHUNK_NODES = 500
-"""Nodes of a chunk."""
+CHUNK_NODES, FEW_NODES = 500, 16
+"""Nodes of a chunk, and of a chunk beside known nodes."""
 _READ_ELEMENTS = 64
 """Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""
 
 
 class KnownTypes:
-    """The types of results, by all input of inference, in graphs of the same version of operators; ``chunk``: the
-    nodes of a chunk, few where most nodes are known."""
+    """The types of results, by all input of inference, in graphs of the same version of operators."""
 
-    def __init__(self, chunk: int | None = None) -> None:
-        self.chunk = chunk or CHUNK_NODES
+    def __init__(self) -> None:
         self.results: dict[Hashable, list[TensorType | None]] = {}
         self._types: dict[TensorType, TensorType] = {}
+
+    @property
+    def chunk(self) -> int:
+        """The nodes of a chunk of the next graph: beside earlier graphs, most nodes have known types."""
+        return FEW_NODES if self.results else CHUNK_NODES
 
     def shared(self, kind: TensorType) -> TensorType:
         """One object for a type, in all graphs: keys have its id."""
@@ -102,9 +105,10 @@ def types_by_chunk(
     types_so_far = _SeenTypes(graph, header, constants, stored, folded)
     chunks = _Chunks(graph, header, types_so_far.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
+    size = header.known_types.chunk
     start = types_so_far.skip(nodes, 0)
     while start < len(nodes):
-        chunk = nodes[start : start + header.known_types.chunk]
+        chunk = nodes[start : start + size]
         inferred = chunks.infer(chunk, folded, decode)
         if inferred is None:
             return None

@@ -6,6 +6,7 @@ the operator on whole values, or, where the operator sums over the dimension, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import cast
@@ -67,18 +68,13 @@ class Boxes(Movements):
         self._shapes: dict[int, dict[Sizes, None]] = {}
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
-        self._results_of: dict[str, dict[Sizes, None]] = {}
-        """Operator -> the shapes of the results in the source."""
-        self._readers: dict[tuple[str, int], list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, _, operands, shape) in enumerate(list(self.all)):
-            if elements(shape) is not None:
-                self._results_of.setdefault(op, {})[shape] = None  # type: ignore[index]
-            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
-                self._readers.setdefault((op, operand), []).append(number)
+            if op not in (TAKE, FLAT, VIEW):
+                continue
             base = self._base(number) if op in (TAKE, FLAT) else None
             if base is not None:
                 part = self.view(number, sizes_of(base[1], self._sizes(base[0]) or ()))
@@ -86,14 +82,32 @@ class Boxes(Movements):
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
 
+    @cached_property
+    def _results_of(self) -> dict[str, dict[Sizes, None]]:
+        """Operator -> the shapes of the results in the source."""
+        result: dict[str, dict[Sizes, None]] = {}
+        for op, _, _, shape in self.all[: self.of_ranks]:
+            if elements(shape) is not None:
+                result.setdefault(op, {})[shape] = None  # type: ignore[index]
+        return result
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, int], list[int]]:
+        """Operator and operand -> the expressions in the source, but for sums, products and rows."""
+        result: dict[tuple[str, int], list[int]] = {}
+        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
+            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
+                result.setdefault((op, operand), []).append(number)
+        return result
+
     def lengths(self, op: str, dim: int) -> Sequence[int]:
         """The lengths of a dimension in the results of an operator in the source."""
-        sizes = self._results_of.get(op, ())
+        sizes = self._results_of.get(op, ()) if self.sealed else ()
         return tuple(dict.fromkeys(shape[dim] for shape in sizes if dim < len(shape)))
 
     def readers(self, op: str, operand: int) -> Sequence[int]:
         """The readers of an expression in the source, of an operator."""
-        return self._readers.get((op, operand), ())
+        return self._readers.get((op, operand), ()) if self.sealed else ()
 
     def _base(self, number: int) -> Box | None:
         """The expression and the ranges behind a part, in the shape of the expression."""
