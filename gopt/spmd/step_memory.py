@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
@@ -17,6 +18,7 @@ from gopt.spmd.liveness import peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
+from gopt.spmd.stage_actions import with_common
 from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 
 SOURCE_PEAKS = "peaks of live bytes"
@@ -113,8 +115,15 @@ def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates:
     sizes, kinds = LocalSizes.at(program, coordinates), _kinds(program, calls)
     if program.stages is not None and program.stages.schedule is not None:
         return scheduled(program, program.stages, sizes, updated, kinds, coordinates)
-    nodes, counts = on_device(program, on_rank(program.graph.nodes, coordinates), sizes)
-    return StepRun(peaks(nodes, counts, updated, kinds))
+    updated.update(program.loop_carried.values())
+    updated.update(name for item in program.accumulators for name in (item.added, item.output))
+    parts = program.phase_results() if program.micro_steps > 1 else ({name: name for name in program.results()},)
+    runs = []
+    for results in (set(part.values()) for part in parts):
+        phase = with_common({*results}, program.graph.nodes) if len(parts) > 1 else program.graph.nodes
+        nodes, counts = on_device(program, on_rank(phase, coordinates), sizes)
+        runs.append(peaks(nodes, counts, updated, kinds, results))
+    return StepRun(LivePeaks(*(max(map(field, runs)) for field in map(attrgetter, LivePeaks.__match_args__))))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -123,7 +132,8 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
         updated = {state.updated for state in training.states}
-        return peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
+        sizes, results = LocalSizes(training.graph), updated.union(training.shown)
+        return peaks(training.graph.nodes, sizes, updated, kinds, results)
 
     return training.once(SOURCE_PEAKS, find)
 
