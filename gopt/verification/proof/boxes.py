@@ -401,6 +401,7 @@ class Boxes(Movements):
             boxes.append(box)
         if not chosen:
             return None
+        boxes = [box or self._same_part(operand, chosen, len(shape)) for operand, box in zip(operands, boxes)]
         longer = list(shape)
         selection: list[Runs | None] = [None] * len(shape)
         for dim, (size, runs) in chosen.items():
@@ -414,6 +415,16 @@ class Boxes(Movements):
         if result is None or self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
+
+    def _same_part(self, number: int, chosen: Mapping[int, tuple[int, Runs]], rank: int) -> Box | None:
+        """The whole value behind a part that the source takes too, where other operands are these very ranges."""
+        op, selection, operands, _ = self.all[number]
+        sizes = self._sizes(operands[0]) if op == TAKE else None
+        if sizes is None:
+            return None
+        runs = cast(Selection, selection)
+        pairs = enumerate(zip(sizes, runs), rank - len(sizes))
+        return (operands[0], runs) if {dim: part for dim, part in pairs if part[1] is not None} == chosen else None
 
     def _whole_operands(
         self, operands: Sequence[int], boxes: Sequence[Box | None], chosen: Mapping[int, tuple[int, Runs]], rank: int,
