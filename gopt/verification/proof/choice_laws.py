@@ -12,7 +12,7 @@ from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays
-from gopt.verification.proof.expressions import Shape, elements
+from gopt.verification.proof.expressions import Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.movements import LOOKUP
 from gopt.verification.proof.selections import along, joined, length, nth, replaced
@@ -85,7 +85,7 @@ def _rows_at_places(reader: NodeReader, flag: int, value: int, shape: Shape) -> 
     """Some rows of the source's lookup at constant positions: flags follow one dimension of the positions."""
     expressions, array, flags = reader.expressions, reader.table.array, reader.table.array(flag)
     op, attributes, operands, rows = expressions.all[value]
-    if op != LOOKUP or rows != shape or flags is None or shape is None:
+    if op != LOOKUP or rows != shape or flags is None or shape is None or broadcast((flags.shape, shape)) != shape:
         return None
     local, axis = array(operands[1]), dict(attributes[0]).get("axis", 0) % len(expressions.shape(operands[0]) or ())  # type: ignore[index]
     varying = [dim for dim in range(flags.ndim) if (flags != flags.take([0], dim)).any()]
@@ -134,14 +134,10 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         (number,) = reader.results(counted, operands, [shape])
         return number
     size = sizes[axis] if sizes else None
-    if (
-        arrays[1] is not None
-        and arrays[1].size == 1
-        and isinstance(size, int)
-        and 0 <= (at := int(arrays[1].item())) < size
-    ):
+    if arrays[1] is not None and arrays[1].size == 1 and isinstance(size, int) and 0 <= int(arrays[1].item()) < size:
+        at = int(arrays[1].item())
         part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
-        return reader.expressions.view(part, shape)
+        return reader.expressions.view(part, (*sizes[:axis], *arrays[1].shape, *sizes[axis + 1 :]))
     if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
         index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
         (number,) = reader.results(node, [operands[0], index], [shape])
@@ -167,6 +163,8 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
     """The rank's part of a sum of whole data and updates, where updates of other positions are zeros."""
     expressions = reader.expressions
     data, position, updates = operands
+    if shape is not None and expressions.shape(data) != shape:  # the file may say another
+        return None
     written = _written(reader, node, operands, arrays, shape)
     written = _added_at_places(reader, node, operands, arrays, shape) if written is None else written
     if written is not None:

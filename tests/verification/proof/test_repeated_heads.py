@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import gopt
 MESHES = ("sp=4", "tp=4", "sp=2", "tp=2", "shard=2,tp=4", "dp=2,sp=4")
 BESIDE = ("dense", "mlp", "attention", "norm", "positions")
 DRAWN = [(seed, MESHES[seed % len(MESHES)]) for seed in range(120)]
+OTHER_LENGTH = 249
+"""A rank that writes rows into a part of another length than the file says."""
 
 
 def sharded(seed: int, mesh: str, folder: Path) -> str:
@@ -53,7 +56,7 @@ def misplaced(model: ModelProto, other: ModelProto, draw: random.Random) -> None
             each.CopyFrom(there)
 
 
-@pytest.mark.parametrize(("seed", "mesh"), part(DRAWN, 12, 1))
+@pytest.mark.parametrize(("seed", "mesh"), [*part(DRAWN, 12, 1), (OTHER_LENGTH, "tp=2")])
 def test_places_of_another_member_are_proven_only_where_the_step_is_equal(seed: int, mesh: str, tmp_path: Path) -> None:
     told = sharded(seed, mesh, tmp_path)
     files, draw = sorted((tmp_path / "out").glob("rank_*.onnx")), random.Random(seed)
@@ -62,5 +65,8 @@ def test_places_of_another_member_are_proven_only_where_the_step_is_equal(seed: 
         edit_file(one, lambda model: misplaced(model, load(other, load_external_data=False), draw))
     except IndexError:
         pytest.skip("no rank has places of its own")
-    if gopt.prove(tmp_path / "out").proven:
-        assert gopt.verify(tmp_path / "out", steps=1, confirm=False).equal, told
+    proven = False
+    with suppress(gopt.InputError):  # files that no longer fit are refused
+        proven = gopt.prove(tmp_path / "out").proven
+    if proven:
+        assert gopt.verify(tmp_path / "out", steps=2, confirm=False).equal, told
