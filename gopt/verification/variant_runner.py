@@ -243,10 +243,9 @@ class _StepComparison:
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
-        if moved is not None:
-            self._allow_halves(comparisons.floors, names, update)
         ends = [update]
         if moved is not None:
+            self._allow_halves(comparisons.floors, names, update)
             ends = self._ends(sent, update)
             comparisons.spans.update(self._spans(names, ends))
             comparisons.floors.update(self._metric_floors(base, moved))

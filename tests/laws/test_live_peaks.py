@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, last_reads
 from products import part
 
 import gopt
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.operators.kinds import VIEWS
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import live
 from gopt.spmd.traffic import calls_of
@@ -57,12 +56,7 @@ def most_alive(graph: Graph, program: SpmdProgram) -> int:
     an output to the end. New states and sums take the memory of the old ones, and a view the memory of its operand."""
     free = {state.output for state in program.states} | {*program.loop_carried.values()}
     free |= {name for item in program.accumulators for name in (item.added, item.output)}
-    owner: dict[str, str] = {}
-    last: dict[str, int] = {}
-    for number, node in enumerate(graph.nodes):
-        if node.is_in(VIEWS) and node.inputs[0]:
-            owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
-        last.update((owner.get(name, name), number) for name in node.reads)
+    owner, last = last_reads(graph.nodes)
     alive: dict[str, int] = {}
     most = 0
     for number, node in enumerate(graph.nodes):

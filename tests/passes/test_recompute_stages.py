@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from helpers import source
+from helpers import last_reads, source
 from products import part
 
 import gopt
@@ -19,7 +19,7 @@ from gopt.ir.node_kinds import draws
 from gopt.lower.lowering import lower
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph
-from gopt.operators.kinds import MAY_DRAW, VIEWS
+from gopt.operators.kinds import MAY_DRAW
 from gopt.records.pass_facts import OverlapFacts
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
@@ -138,12 +138,7 @@ def held(graphs: dict[str, RankGraph], order: list[tuple[str, int]], counted: Co
         rank, graph = graphs[phase], graphs[phase].graph()
         states = {state.output for state in rank.states} | {value.output for value in rank.accumulators}
         kept = {value.input for value in rank.saved if value.input in graph.outputs}
-        owner: dict[str, str] = {}
-        last: dict[str, int] = {}
-        for number, node in enumerate(graph.nodes):
-            if node.is_in(VIEWS) and node.inputs[0]:
-                owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
-            last.update((owner.get(name, name), number) for name in node.reads)
+        owner, last = last_reads(graph.nodes)
         alive: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
             for name in filter(None, node.outputs):
