@@ -3,7 +3,7 @@
 Started by ``torchrun --nproc-per-node N train.py``, or by Slurm:
 
     rank = gopt.torch.load("step.ranks")
-    for batch in DataLoader(dataset, batch_size=32, sampler=rank.sampler(dataset)):
+    for batch in DataLoader(dataset, batch_size=32, sampler=rank.sampler(dataset), drop_last=True):
         out = rank.step(batch, lr=1e-3)
     rank.save("ckpt")
 

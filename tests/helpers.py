@@ -24,7 +24,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 if TYPE_CHECKING:
     from gopt.api import Source
-    from gopt.ir.graph import Graph
+    from gopt.ir.graph import Graph, Node
     from gopt.runtime.session import SessionCache
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +39,19 @@ def script_of(path: str) -> Any:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def last_reads(nodes: Sequence[Node]) -> tuple[dict[str, str], dict[str, int]]:
+    """View -> the value whose memory it is, and value -> the position of the last reader, of a view of it too."""
+    from gopt.operators.kinds import VIEWS
+
+    owner: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        if node.is_in(VIEWS) and node.inputs[0]:
+            owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
+        last.update((owner.get(name, name), number) for name in node.reads)
+    return owner, last
 
 
 NAMES = sorted(path.stem for path in FIXTURES.glob("*.onnx"))

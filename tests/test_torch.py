@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from helpers import FIXTURES
 from onnx import TensorProto, helper
 
 import gopt
-from gopt.errors import InputError, OptionError
+from gopt.errors import InputError, OptionError, RunError
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -145,28 +146,98 @@ def rank(tmp_path):
     torch.distributed.destroy_process_group()
 
 
-def test_batches_that_do_not_fit_are_refused(rank):
-    x, y = torch.randn(8, 32), torch.randint(0, 10, (8,))
-    assert rank.step((x, y), lr=0.01)["loss"].isfinite()
-    assert rank.step({"x": x, "y": y.int()}, lr=torch.tensor(0.01))["loss"].isfinite()
-    with pytest.raises(InputError, match="has shape"):
-        rank.step((x[:3], y[:3]), lr=0.01)
-    with pytest.raises(InputError, match="no batch input 'z'"):
-        rank.step({"x": x, "z": y}, lr=0.01)
-    with pytest.raises(InputError, match="the batch has no 'y'"):
-        rank.step({"x": x}, lr=0.01)
-    with pytest.raises(InputError, match="is int64, the step takes float32"):
-        rank.step((y.reshape(8, 1).expand(8, 32), y), lr=0.01)
-    with pytest.raises(OptionError, match="needs a value for 'lr'"):
-        rank.step((x, y))
-    with pytest.raises(OptionError, match="no model to evaluate"):
-        rank.evaluate((x, y))
-    assert rank.steps == 2
+X, Y = torch.randn(8, 32), torch.randint(0, 10, (8,))
 
 
-def test_without_checkpoints_there_is_nothing_to_load(rank, tmp_path):
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((X[:3], Y[:3]), "has shape"), ({"x": X, "z": Y}, "no batch input 'z'"), ({"x": X}, "the batch has no 'y'"),
+        ((Y.reshape(8, 1).expand(8, 32), Y), "is int64, the step takes float32"), ((X, Y.float()), "is float32"),
+        (X, "the batch has 1 value"), (None, "the batch has 1 value"), ({"x": X, "y": None}, "'y' is no tensor"),
+        ({"x": [[1.0, 2.0], [3.0]], "y": Y}, "'x' is no tensor"), ((X, ["a"] * 8), "'y' is no tensor"),
+    ],
+)  # fmt: skip
+def test_batches_that_do_not_fit_are_refused(rank, batch, message):
+    with pytest.raises(InputError, match=message):
+        rank.step(batch, lr=0.01)
+    assert rank.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("hyper", "message"),
+    [
+        ({}, "needs a value for 'lr'"), ({"lr": None}, "'lr' is None"), ({"lr": "0.01"}, "'lr' is '0.01'"),
+        ({"lr": torch.ones(2)}, "tensor of shape"), ({"lr": 0.01, "l_r": 0.01}, "'l_r' is not a hyper-parameter"),
+    ],
+)  # fmt: skip
+def test_hyper_parameters_that_are_no_numbers_are_refused(rank, hyper, message):
+    with pytest.raises(OptionError, match=message):
+        rank.step((X, Y), **hyper)
+
+
+def test_a_short_last_batch_is_told_how_to_be_left_out(rank):
+    samples = torch.utils.data.TensorDataset(torch.randn(11, 32), torch.randint(0, 10, (11,)))
+    with pytest.raises(InputError, match="has shape") as refused:
+        for batch in torch.utils.data.DataLoader(samples, batch_size=8, sampler=rank.sampler(samples)):
+            rank.step(batch, lr=0.01)
+    assert rank.steps == 1
+    assert "drop_last=True" in str(refused.value.hints)
+    with pytest.raises(OptionError, match="no length"):
+        rank.sampler(iter(samples))
+
+
+def test_a_step_is_the_same_in_every_mode_of_pytorch(rank, tmp_path):
+    rank.save(tmp_path / "ckpt")
+
+    def state(mode, x=X, y=Y, lr=0.01) -> dict[str, object]:
+        rank.load(tmp_path / "ckpt")
+        with mode:
+            for _ in range(2):
+                rank.step({"x": x, "y": y}, lr=lr)
+        rank.step((X, Y), lr=0.01)
+        return rank.full_states()
+
+    due = state(contextlib.nullcontext())
+    for found in (
+        state(torch.no_grad()), state(torch.inference_mode()), state(torch.autocast("cpu", torch.bfloat16)),
+        state(contextlib.nullcontext(), X.double(), Y.int(), torch.tensor(0.01, requires_grad=True)),
+        state(contextlib.nullcontext(), X.clone().requires_grad_(), Y.numpy()),
+    ):  # fmt: skip
+        assert all(torch.equal(value, due[name]) for name, value in found.items())
+
+
+def test_checkpoints_that_are_none_are_refused(rank, tmp_path):
+    """The error of ``torch.distributed.checkpoint`` is no Exception: no handler of a user would see it."""
     with pytest.raises(OptionError, match="has no checkpoint"):
         rank.load(tmp_path / "ckpt")
+    with pytest.raises(OptionError, match="has no checkpoint of torch"):
+        rank.load_dcp(tmp_path / "ckpt")
+    with pytest.raises(OptionError, match="keep is 0"):
+        rank.save(tmp_path / "ckpt", keep=0)
+    rank.save_dcp(tmp_path / "dcp")
+    with pytest.raises(OptionError, match="has no checkpoint") as refused:
+        rank.load(tmp_path / "dcp")
+    assert "rank.load_dcp reads it" in str(refused.value.hints)
+    torch.distributed.checkpoint.save({"states": {}, "steps": 1}, checkpoint_id=str(tmp_path / "other"))
+    with pytest.raises(InputError, match="cannot read"):
+        rank.load_dcp(tmp_path / "other")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write checkpoint"):
+        rank.save_dcp(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["banana", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(rank, name):
+    from gopt.torch import load
+
+    with pytest.raises(OptionError, match=f"there is no device {name}"):
+        load(rank._rank.folder, device=name)
+
+
+def test_without_an_evaluation_model_there_is_nothing_to_evaluate(rank):
+    with pytest.raises(OptionError, match="no model to evaluate"):
+        rank.evaluate((X, Y))
 
 
 def test_an_evaluation_is_of_the_present_states(rank, tmp_path):

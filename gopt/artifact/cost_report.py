@@ -19,7 +19,8 @@ from gopt.operators.kinds import CASTS
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
-from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure, transferred
+from gopt.spmd.step_memory import overlap_of
+from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, transferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _report(
     return CostReport(
         Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0),
         CallCounts(len(standing), packing_bound(program, standing, cap), cap),
-        measure(calls),
+        overlap_of(program),
     )
 
 

@@ -30,6 +30,8 @@ class CheckedRanks:
 
     calls: dict[Hashable, list[tuple[str, Node]]] = field(default_factory=dict)
     allowed: set[Hashable] = field(default_factory=set)
+    groups: dict[Hashable, set[tuple[str, tuple[int, int]]]] = field(default_factory=dict)
+    """Content of a rank -> groups with the size and the index of a member whose calls are all allowed."""
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -82,11 +84,17 @@ def check_rank(
         """The number of members of the rank's group, and the rank's index."""
         return mesh.size(group), mesh.index(group, member)
 
+    allowed = checked.groups.setdefault(content, set())
+    settled = {group for group in {group for group, _ in allowed} if (group, place(group)) in allowed}
     for phase, node in checked.calls[content]:
         if node.op_type in MESSAGES:
             _check_message(files[phase], graphs[phase], node)
-        else:
+        elif node.attributes.get("group") not in settled:
             _check_call(files[phase], place, graphs[phase], node, checked.allowed)
+    groups = {
+        str(node.attributes.get("group", "")) for _, node in checked.calls[content] if node.op_type not in MESSAGES
+    }
+    allowed.update((group, place(group)) for group in groups - {""})
     if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
         phase, where, what = wrong
         _refuse(files[phase], where, what)

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto
 
+from gopt.ir.chunked_inference import KnownTypes
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
-from gopt.ir.load import checked_graph, header_of, load, uncounted_bytes
+from gopt.ir.load import checked_graph, header_of, load, load_first, uncounted_bytes
 from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.node_kinds import record_of
 from gopt.ir.symbol_table import SymbolTable
@@ -32,6 +33,8 @@ _INITIALIZER = 0x2A
 """Tag of a stored value in a graph."""
 _MOST = 16
 """Files that a file is compared with."""
+_END = 1 << 16
+"""Last bytes of a graph, to find files with the same graph."""
 
 
 @dataclass(slots=True)
@@ -77,9 +80,11 @@ class _Bytes:
 class _LoadedFile:
     """A loaded file."""
 
-    def __init__(self, parts: _Bytes, graph: Graph) -> None:
+    def __init__(self, parts: _Bytes, graph: Graph, types: KnownTypes) -> None:
         self.parts, self.graph = parts, graph
-        self._names: dict[int, tuple[set[str], set[str]]] = {}
+        self.result_types = types
+        """The types of results behind the front in further files."""
+        self._names: dict[int, tuple[dict[str, TensorType | None], set[str]]] = {}
 
     @cached_property
     def readers(self) -> dict[str, list[Node]]:
@@ -103,12 +108,13 @@ class _LoadedFile:
             return ()
         return node.inputs[:1] if node.is_in(UNMOVED) else node.inputs
 
-    def names(self, count: int) -> tuple[set[str], set[str]]:
-        """The values that the first nodes make, and other values that they read."""
+    def names(self, count: int) -> tuple[dict[str, TensorType | None], set[str]]:
+        """The results of the first nodes, with types, and the operands from elsewhere."""
         if count not in self._names:
-            front = self.graph.nodes[:count]
-            produced = {name for node in front for name in node.outputs if name}
-            self._names[count] = produced, {name for node in front for name in node.reads if name} - produced
+            front, types = self.graph.nodes[:count], self.graph.types
+            produced = {name: types.get(name) for node in front for name in node.outputs if name}
+            read = {name for node in front for name in node.reads if name}
+            self._names[count] = produced, read.difference(produced)
         return self._names[count]
 
 
@@ -118,8 +124,8 @@ class AlikeFiles:
     def __init__(self) -> None:
         self._loaded: dict[tuple[bytes, bytes], list[_LoadedFile]] = {}
         """By nodes and fields of the graph, for several stored values."""
-        self._bodies: dict[bytes, _Twin] = {}
-        """By the bytes of the graph: replicas differ in the metadata alone."""
+        self._bodies: dict[tuple[int, bytes], list[_Twin]] = {}
+        """By length and end of the bytes of the graph, to compare all bytes: replicas differ in the metadata alone."""
         self._leaders: list[_LoadedFile] = []
         """Files that began unlike all before, the last one first."""
 
@@ -128,7 +134,7 @@ class AlikeFiles:
         with naming(path):
             data = uncounted_bytes(path)
             header, body = _split(data)
-            check_parts(header if body in self._bodies else data)
+            check_parts(data if self._twin(body) is None else header)
         try:
             return self._beside(path, header, body)
         except DecodeError:
@@ -136,7 +142,7 @@ class AlikeFiles:
 
     def _beside(self, path: str, header: bytes, body: bytes) -> Graph:
         """The graph in a file, beside earlier files. Raises DecodeError for damaged bytes."""
-        twin = self._bodies.get(body)
+        twin = self._twin(body)
         if twin is not None and os.path.dirname(path) == twin.folder:
             model = ModelProto.FromString(header)
             if _without_metadata(model) == _without_metadata(twin.graph.header):
@@ -144,8 +150,13 @@ class AlikeFiles:
                     return _with_header(model, twin.graph)
         graph = self._load(path, _Bytes.of(header, body, self._leaders[0].parts if self._leaders else None))
         if body:
-            self._bodies[body] = _Twin(os.path.dirname(path), graph)
+            twins = self._bodies.setdefault(_end_of(body), [])
+            twins[:] = [_Twin(os.path.dirname(path), body, graph), *(old for old in twins if old.body != body)]
         return graph
+
+    def _twin(self, body: bytes) -> _Twin | None:
+        """An earlier file with the same bytes of the graph."""
+        return next((twin for twin in self._bodies.get(_end_of(body), ()) if twin.body == body), None)
 
     def _load(self, path: str, parts: _Bytes | None) -> Graph:
         if parts is None:
@@ -163,21 +174,28 @@ class AlikeFiles:
                 self._leaders.insert(0, self._leaders.pop(number))
                 break
         if graph is None:
-            graph = load(path, own=True)
+            types = KnownTypes()
+            graph = load_first(path, types)
             if len(parts.ends) == len(graph.nodes):
-                self._leaders = [_LoadedFile(parts, graph), *self._leaders[: _MOST - 1]]
+                self._leaders = [_LoadedFile(parts, graph, types), *self._leaders[: _MOST - 1]]
         if len(parts.ends) == len(graph.nodes):
-            equal.insert(0, _LoadedFile(parts, graph))
+            equal.insert(0, _LoadedFile(parts, graph, KnownTypes()))
             del equal[_MOST:]
         return graph
 
 
 @dataclass(frozen=True, slots=True)
 class _Twin:
-    """A graph, and the folder of its file, beside which values lie."""
+    """A graph, the bytes, and the folder of the file, beside the values."""
 
     folder: str
+    body: bytes
     graph: Graph
+
+
+def _end_of(body: bytes) -> tuple[int, bytes]:
+    """The length and the last bytes of a graph: hashing all bytes takes longer than comparing two files."""
+    return len(body), body[-_END:]
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
@@ -249,11 +267,12 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
     rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)
     produced, _ = like.names(count)
-    tail = _tail(file.path, model, rest, produced, {**graph.types, **before}) if rest.node else None
+    front = {name: type for name, type in produced.items() if type is not None}
+    tail = _tail(file.path, model, rest, produced, like.result_types) if rest.node else None
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
-    result.types = {name: type for name, type in graph.types.items() if name in produced} | tail.types
+    result.types = front | before | tail.types
     return result
 
 
@@ -280,10 +299,11 @@ def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType],
 
 
 def _tail(
-    path: str, model: ModelProto, rest: GraphProto, produced: Collection[str], types: Mapping[str, TensorType]
-) -> Graph | None:
-    """The graph of the nodes behind the front, with values of the front as inputs; None where a shape may follow from a
-    number in the front. ``rest``: the file without the front."""
+    path: str, model: ModelProto, rest: GraphProto, produced: Mapping[str, TensorType | None], known_types: KnownTypes
+) -> Graph | None:  # fmt: skip
+    """The graph of the nodes behind the front, with values of the front as inputs, and without unread inputs and stored
+    values; None where a shape may follow from a number in the front. ``rest``: the file without the
+    front."""
     readers: dict[str, list[NodeProto]] = {}
     for node in rest.node:
         for name in node.input:
@@ -296,16 +316,19 @@ def _tail(
     file.graph.CopyFrom(rest)
     file.graph.name = rest.name or "graph"
     for name, nodes in readers.items():
-        type = types.get(name)
+        type = produced[name]
         if type is None or not type.static:
             return None
         if type.dtype not in FLOATS and not all(node.op_type in CASTS for node in nodes):
             return None
         file.graph.input.append(value_info(name, type))
+    read = {name for node in rest.node for name in node.input}.union(info.name for info in rest.output)
+    refill(file.graph.input, [info for info in file.graph.input if info.name in read])
+    refill(file.graph.initializer, [tensor for tensor in rest.initializer if tensor.name in read])
     refill(file.graph.value_info, [info for info in rest.value_info if info.name not in produced])
     refill(file.graph.output, [info for info in rest.output if info.name not in produced])
     with naming(path), gc_paused():
-        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True)), path, own=True)
+        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True), known_types), path, own=True)
     border = dict(decoded(rest.output, lambda info: declared(info, f"output {info.name!r}")))
     tail.outputs = {name: tail.outputs.get(name, type) for name, type in border.items()}
     return tail

@@ -8,6 +8,7 @@ makes values of the same types: onnx is not asked again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
 
@@ -27,16 +28,34 @@ from gopt.ir.wire_format import field
 
 WHOLE_NODES = 20_000
 """A graph of at most as many nodes is checked as a whole."""
-CHUNK_NODES = 500
-"""Nodes of a chunk."""
+CHUNK_NODES, FEW_NODES = 500, 16
+"""Nodes of a chunk, and of a chunk beside known nodes."""
 _READ_ELEMENTS = 64
 """Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""
+
+
+class KnownTypes:
+    """The types of results, by all input of inference, in graphs of the same version of operators."""
+
+    def __init__(self) -> None:
+        self.results: dict[Hashable, list[TensorType | None]] = {}
+        self._types: dict[TensorType, TensorType] = {}
+
+    @property
+    def chunk(self) -> int:
+        """The nodes of a chunk of the next graph: beside earlier graphs, most nodes have known types."""
+        return FEW_NODES if self.results else CHUNK_NODES
+
+    def shared(self, kind: TensorType) -> TensorType:
+        """One object for a type, in all graphs: keys have its id."""
+        return self._types.setdefault(kind, kind)
 
 
 class ModelHeader:
     """The parts of a model, besides its nodes, that chunks need; copied, so that the model itself can be freed."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: ModelProto, known_types: KnownTypes) -> None:
+        self.known_types = known_types
         head = ModelProto(ir_version=model.ir_version)
         head.opset_import.extend(model.opset_import)
         self.head: bytes = head.SerializeToString()
@@ -51,12 +70,17 @@ class ModelHeader:
         """True if no value is declared twice; of two conflicting types, the order in the file would decide."""
 
 
-def header_for_chunks(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> ModelHeader | None:
-    """Return the header of a model treatable in chunks; ``flat``: no node has a body. None for a short graph, and with
-    bodies or functions, where names may mean different things in different chunks."""
-    if len(nodes) <= WHOLE_NODES or not flat or model.functions:
+def header_for_chunks(
+    model: ModelProto, nodes: Sequence[Node], known_types: KnownTypes | None, *, flat: bool
+) -> ModelHeader | None:  # fmt: skip
+    """Return the header of a model treatable in chunks; ``flat``: no node has a body; ``known_types``: of earlier
+    graphs.
+
+    None for a short graph beside no others, and with bodies or functions, where names may mean different things in
+    different chunks."""
+    if (known_types is None and len(nodes) <= WHOLE_NODES) or not flat or model.functions:
         return None
-    header = ModelHeader(model)
+    header = ModelHeader(model, known_types or KnownTypes())
     return header if header.consistent else None
 
 
@@ -81,9 +105,10 @@ def types_by_chunk(
     types_so_far = _SeenTypes(graph, header, constants, stored, folded)
     chunks = _Chunks(graph, header, types_so_far.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
+    size = header.known_types.chunk
     start = types_so_far.skip(nodes, 0)
     while start < len(nodes):
-        chunk = nodes[start : start + CHUNK_NODES]
+        chunk = nodes[start : start + size]
         inferred = chunks.infer(chunk, folded, decode)
         if inferred is None:
             return None
@@ -105,15 +130,16 @@ class _SeenTypes:
         folded: Mapping[str, np.ndarray],
     ) -> None:
         self.types: dict[str, TensorType] = {}
-        self._made: dict[Hashable, list[TensorType | None]] = {}
+        self._known_types, self._made = header.known_types, header.known_types.results
         self._operands: dict[str, Hashable] = {"": ""}
         """Key of each value as inference sees it: its type, or its content if that may be a shape.
 
         Declared and inferred types are few shared objects, so the key is the object's id.
         """
-        self._operands.update((name, id(kind)) for name, kind in {**graph.inputs, **constants}.items())
+        shared = self._known_types.shared
+        self._operands.update((name, id(shared(kind))) for name, kind in {**graph.inputs, **constants}.items())
         for name, tensor in graph.initializers.items():
-            self._operands[name] = (self._operands.get(name), _content(name, tensor))
+            self._operands[name] = (self._operands.get(name), _content(tensor))
         self._operands.update((name, ("Constant", node.attribute_bytes())) for name, node in stored.items())
         self._operands.update((name, _array(value)) for name, value in folded.items())
         self._said: dict[str, Hashable] = {"": ""}
@@ -143,7 +169,8 @@ class _SeenTypes:
 
     def add(self, node: Node, inferred: Mapping[str, TensorType]) -> None:
         """Record the inferred output types of a node."""
-        self._made[self._key(node)] = [inferred.get(name) for name in node.outputs]
+        kinds = (inferred.get(name) for name in node.outputs)
+        self._made[self._key(node)] = [None if kind is None else self._known_types.shared(kind) for kind in kinds]
         self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:
@@ -152,13 +179,14 @@ class _SeenTypes:
         return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._declaration, node.outputs))
 
 
-def _content(name: str, tensor: Tensor) -> Hashable:
-    """Return a key of a stored tensor as inference sees it: the content of a small tensor, the type of a large float
-    tensor.
-    """
-    if tensor.type.elements > _READ_ELEMENTS:
-        return tensor.type if tensor.type.dtype in FLOATS else name
-    return name if tensor.proto is None else (tensor.type, _values(tensor.proto))
+def _content(tensor: Tensor) -> Hashable:
+    """Return a key of a stored tensor as inference sees it: the content of a small tensor or of whole numbers, the type
+    of others."""
+    long = tensor.type.elements > _READ_ELEMENTS
+    if tensor.proto is None or tensor.nbytes > limits.CHECKED_BYTES or (long and tensor.type.dtype in FLOATS):
+        return tensor.type
+    values = _values(tensor.proto)
+    return tensor.type, hashlib.sha256(values).digest() if long else values
 
 
 def _values(proto: onnx.TensorProto) -> bytes:

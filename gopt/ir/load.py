@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import ModelProto, OperatorSetIdProto, ValueInfoProto
 
 from gopt.errors import GoptError, InputError, UnsupportedError
-from gopt.ir.chunked_inference import header_for_chunks
+from gopt.ir.chunked_inference import KnownTypes, header_for_chunks
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
 from gopt.ir.functions import check_functions
 from gopt.ir.graph import Graph
@@ -53,6 +53,15 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     name = os.fsdecode(path)
     with naming(name), gc_paused():
         return checked_graph(read_file(name), name, own=own)
+
+
+def load_first(path: str, types: KnownTypes) -> Graph:
+    """Return the graph in a file of gopt's own, and add the types of results to ``types``, for further files of a kind;
+    raises as ``load`` does."""
+    with naming(path), gc_paused():
+        file = read_file(path)
+        file.known_types = types
+        return checked_graph(file, path, own=True)
 
 
 def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
@@ -180,7 +189,7 @@ def _graph(file: ModelFile, folder: DataFolder, from_gopt: bool) -> Graph:
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
-    chunk_header = header_for_chunks(model, nodes, flat=not symbols.bodies)
+    chunk_header = header_for_chunks(model, nodes, file.known_types, flat=not symbols.bodies)
     del model, body, symbols  # the message of a long graph is freed before types are inferred
     add_types(graph, file, chunk_header)
     for name, kind in outputs.items():

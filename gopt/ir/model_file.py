@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
 from gopt.errors import InputError
+
+if TYPE_CHECKING:
+    from gopt.ir.chunked_inference import KnownTypes
 
 _NO_MEMORY, _DEPTH = "alloc failed", "MaxDepth"
 
@@ -37,13 +40,14 @@ def refill(field: Any, entries: Iterable[Any]) -> None:
 
 
 class ModelFile:
-    """``data``: the file's bytes; ``model``: the message, parsed again after a release.
+    """``data``: the file's bytes; ``model``: the message, parsed again after a release; ``known_types``: of
+    results in earlier files of a kind.
 
     A parsed message takes about six times the memory of the bytes, and lives as long as any part.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, known_types: KnownTypes | None = None) -> None:
+        self.data, self.known_types = data, known_types
         self._model: ModelProto | None = None
 
     @property

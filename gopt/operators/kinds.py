@@ -32,6 +32,7 @@ RELAYS = LAYOUT | CASTS
 COUNTS = UNMOVED | {"Add", "Clip", "Max"}
 """A number in another shape or type, shifted or bounded: a count, of at least one."""
 SUMS = frozenset({"Add", "Sub", "Sum"})
+ADDITIONS = SUMS - {"Sub"}
 VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
 """Of any number of operands: of one, a copy."""
 SCALES = frozenset({"Mul", "Div"})
@@ -107,6 +108,6 @@ REDUCTIONS = {name: "sum" if op.pieces == "mean" else op.pieces for name, op in 
 """Full reductions of pieces -> how the results of pieces are joined; of a mean, gopt divides the sums of pieces."""
 COMBINERS = {
     "sum": SUMS, "mean": SUMS, "max": frozenset({"Max"}), "min": frozenset({"Min"}), "any": frozenset({"Or"}),
-    "all": frozenset({"And"}), "count": SUMS - {"Sub"},
+    "all": frozenset({"And"}), "count": ADDITIONS,
 }  # fmt: skip
 """Operators that combine partial values of one kind; their result is partial of the same kind."""

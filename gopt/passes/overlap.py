@@ -14,7 +14,8 @@ from gopt.passes.base import Pass
 from gopt.records.pass_facts import Figure, HeldGather, OverlapFacts, PassOptions
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
-from gopt.spmd.traffic import CollectiveCall, calls_of, measure
+from gopt.spmd.step_memory import overlap_of
+from gopt.spmd.traffic import CollectiveCall, calls_of
 from gopt.spmd.verifier import shardings_so_far
 
 MIB = 1 << 20
@@ -75,7 +76,7 @@ def overlap(program: SpmdProgram, options: OverlapOptions) -> PassResult:
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
         shardings_so_far(program, shardings)
-    result = measure(calls_of(program))
+    result = overlap_of(program)
     over = limit is not None and result.peak_gathered_bytes > limit
     facts = OverlapFacts(
         result.hidden_share, result.by_kind, result.peak_gathered_bytes, len(gathers),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, repeat
 from typing import TypeAlias
 
+from gopt.analysis.gradient_terms import gradient_terms
 from gopt.analysis.training import Phase, StateKind
 from gopt.collectives.layout import parse_shapes, total_elements
 from gopt.collectives.messages import MESSAGES
@@ -92,6 +93,10 @@ class _BucketOrder:
             else:
                 self._own([sharded.input], self._expected.get(sharded.slices[0].tensor))
         self._own(training.gradients.values())
+        for term, gradient in gradient_terms(training).items():
+            if gradient in unshared:
+                self._expected[term] = self._expected[gradient]
+                self._own([term])
         self._accumulators = {accumulator.added: accumulator.input for accumulator in program.accumulators}
 
     def visit(self, node: Node) -> None:

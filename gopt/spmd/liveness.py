@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from gopt.ir.graph import Node
@@ -34,35 +35,37 @@ class LivePeaks:
 
 
 def peaks(
-    nodes: Sequence[Node], sizes: ByteCounts, updated: Set[str], kinds: Mapping[str, str], saved: Set[str] = frozenset()
+    nodes: Sequence[Node], sizes: ByteCounts, updated: Set[str], kinds: Mapping[str, str], results: Set[str]
 ) -> LivePeaks:  # fmt: skip
     """Find the peaks of live bytes in a sweep from the last node to the first.
 
-    A value is live from the producer to the last reader; without a reader, or if ``saved``, to the end. ``updated``:
-    new states, not counted; ``kinds``: value -> the field of the record that counts it, elsewhere activations.
+    A value is live from the producer to the last reader, and to the end if among ``results``; an unread output, as
+    the places of a MaxPool, while its node runs. ``updated``: new states, not counted; ``kinds``: value -> the field of
+    the record that counts it, elsewhere activations.
     """
 
     def size_of(name: str) -> int:
         return 0 if name in updated else sizes.nbytes(name)
 
-    views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
+    views = {node.outputs[0]: node.inputs[0] for node in nodes if _shares(node, sizes)}
     root: dict[str, str] = {}
     for name, base in views.items():
         root[name] = root.get(base, base)
-    results = {name for node in nodes for name in node.outputs}
+    produced = {name for node in nodes for name in node.outputs if name}
     read = {name for node in nodes for name in node.reads}
+    ends = {base if (base := root.get(name, name)) in produced else name for name in (results - updated) & produced}
+    unread = produced - read - root.keys() - ends
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    ends = {base if (base := root.get(name, name)) in results else name for name in saved & results}
-    live = {name: size_of(name) for name in (results - read - root.keys()) | ends}
+    live = {name: size_of(name) for name in ends}
     """Value that is alive -> its bytes."""
     for name, size in live.items():
         now[kinds.get(name, "activations")] += size
     peak, alive = dict(now), sum(now.values())
     most = alive
     for node in reversed(nodes):
-        for name in node.reads:
-            name = root.get(name, name)
-            if name not in live and name in results:  # another rank may make it
+        touched = map(root.get, node.reads, node.reads)
+        for name in chain(unread.intersection(node.outputs), touched) if unread else touched:
+            if name not in live and name in produced:  # another rank may make it
                 size = live[name] = size_of(name)
                 if size:
                     kind = kinds.get(name, "activations")
@@ -77,3 +80,10 @@ def peaks(
                 alive -= size
                 now[kinds.get(name, "activations")] -= size
     return LivePeaks(most, peak["activations"], peak["gradients"], peak["gathered"])
+
+
+def _shares(node: Node, sizes: ByteCounts) -> bool:
+    """Return whether a result can share the memory of the first operand: of a whole tensor in a bucket, too."""
+    if node.op_type == "LocalSlice":
+        return len(node.inputs) == 1 and sizes.nbytes(node.inputs[0]) == sizes.nbytes(node.outputs[0])
+    return node.op_type in SHARES_MEMORY and bool(node.inputs[0])

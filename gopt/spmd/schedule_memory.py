@@ -107,6 +107,7 @@ def _measured(
     kinds: Mapping[str, str], coordinates: Mapping[str, int],
 ) -> _Memory:  # fmt: skip
     """The memory of each action of a rank. ``last_runs``: the actions by the ends of the last runs."""
+    results = program.results()
     updated = updated | {name for item in program.accumulators for name in (item.added, item.output)}
     actions = _actions(stage_actions(program), coordinates)
     moved = set(program.host.activations)
@@ -115,10 +116,10 @@ def _measured(
         nodes = [node for _, node in action.nodes]
         carried = moved.difference(*(node.outputs for node in nodes))
         device_nodes, counts = on_device(program, nodes, sizes, carried, moved & action.saves)
-        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves)
+        action.peaks = peaks(device_nodes, counts, updated, kinds, action.saves | results)
     update = with_common(set(program.phase_results()[1].values()), program.graph.nodes)
     device_nodes, counts = on_device(program, on_rank(update, coordinates), sizes)
-    return _Memory(actions, peaks(device_nodes, counts, updated, kinds))
+    return _Memory(actions, peaks(device_nodes, counts, updated, kinds, results))
 
 
 def _actions(step: StageActions, coordinates: Mapping[str, int]) -> dict[ChunkAction, _Action]:

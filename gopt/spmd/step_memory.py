@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.collectives.layout import ITEM_BYTES
@@ -16,7 +18,8 @@ from gopt.spmd.liveness import peaks
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.schedule_memory import StepRun, on_rank, scheduled
-from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
+from gopt.spmd.stage_actions import with_common
+from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 
 SOURCE_PEAKS = "peaks of live bytes"
 """The question of ``TrainingGraph.once``."""
@@ -97,14 +100,30 @@ def stage_runs(program: SpmdProgram) -> list[StepRun]:
     return [step_run(program, calls, start | {PIPELINE: at}) for at in range(program.mesh.size(PIPELINE))]
 
 
+def overlap_of(program: SpmdProgram) -> Overlap:
+    """The overlap of a program's calls. On pipeline stages, the gathered bytes are those of the member with most, in
+    the order of the schedule: each action gathers for itself."""
+    overlap = measure(calls_of(program))
+    if program.stages is None:
+        return overlap
+    return replace(overlap, peak_gathered_bytes=max(run.peaks.gathered for run in stage_runs(program)))
+
+
 def step_run(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> StepRun:
     """The same peaks, and the bytes that a schedule saves between its actions."""
     updated = {state.output for state in program.states}
     sizes, kinds = LocalSizes.at(program, coordinates), _kinds(program, calls)
     if program.stages is not None and program.stages.schedule is not None:
         return scheduled(program, program.stages, sizes, updated, kinds, coordinates)
-    nodes, counts = on_device(program, on_rank(program.graph.nodes, coordinates), sizes)
-    return StepRun(peaks(nodes, counts, updated, kinds))
+    updated.update(program.loop_carried.values())
+    updated.update(name for item in program.accumulators for name in (item.added, item.output))
+    parts = program.phase_results() if program.micro_steps > 1 else ({name: name for name in program.results()},)
+    runs = []
+    for results in (set(part.values()) for part in parts):
+        phase = with_common({*results}, program.graph.nodes) if len(parts) > 1 else program.graph.nodes
+        nodes, counts = on_device(program, on_rank(phase, coordinates), sizes)
+        runs.append(peaks(nodes, counts, updated, kinds, results))
+    return StepRun(LivePeaks(*(max(map(field, runs)) for field in map(attrgetter, LivePeaks.__match_args__))))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -113,7 +132,8 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
         updated = {state.updated for state in training.states}
-        return peaks(training.graph.nodes, LocalSizes(training.graph), updated, kinds)
+        sizes, results = LocalSizes(training.graph), updated.union(training.shown)
+        return peaks(training.graph.nodes, sizes, updated, kinds, results)
 
     return training.once(SOURCE_PEAKS, find)
 

@@ -14,7 +14,7 @@ from gopt.system.progress import ProgressCallback, no_progress
 from gopt.system.staging import replace_file
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.proof.folder import folder_relation
-from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.prove import Prover, proof_of
 from gopt.verification.proof.result import RankProof
 
 if TYPE_CHECKING:
@@ -54,11 +54,14 @@ def prove(
             raise OptionError("the source of rank files is a file", "give its path")
         from gopt.verification.proof.files import files_relation
 
-        return Prover(files_relation(folder, ranks, relation, advance), advance).run()
+        return proof_of(files_relation(folder, ranks, relation, advance), advance)
     with on_disk(folder) as path:
-        prover = Prover(folder_relation(path, advance), advance)
+        folder_of_ranks = folder_relation(path, advance)
+        if certificate is None:
+            return proof_of(folder_of_ranks, advance)
+        prover = Prover(folder_of_ranks, advance)
         proof = prover.run()
-        if certificate is not None and proof.proven:
+        if proof.proven:
             from gopt.verification.proof.certificate import CertificateWriter
 
             replace_file(Path(certificate), CertificateWriter(path, prover).text().encode())

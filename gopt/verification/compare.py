@@ -15,10 +15,14 @@ from gopt.verification.result import Difference, Verification
 Values = dict[str, np.ndarray]
 
 
+TOLERANCE = 1e-4
+"""Without halves."""
+
+
 def tolerance_of(graph: Graph) -> float:
     """Contract section 7: by the narrowest participating floating type."""
     dtypes = {type.dtype for type in graph.types.values()}
-    return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else 1e-4
+    return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else TOLERANCE
 
 
 def distance(value: np.ndarray, wanted: np.ndarray) -> float:

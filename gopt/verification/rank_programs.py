@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -71,11 +71,12 @@ class RankPrograms:
 
 
 def read_rank(
-    folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str],
+    folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str], terms: Collection[str],
     cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
     arrays: Held,
 ) -> RankPrograms:  # fmt: skip
-    """A rank from the manifest's ``record`` and its files; local gradients of ``probe`` can be reached.
+    """A rank from the manifest's ``record`` and its files; local gradients of ``probe``, and their
+    ``terms``, can be reached.
 
     ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""
@@ -84,9 +85,9 @@ def read_rank(
     stored = start_values(graphs, arrays)
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
-    data = manifest.mesh.mesh().data_axes
+    data, sums = manifest.mesh.mesh().data_axes, {accumulator.input for accumulator in record.accumulators}
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
-    programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
+    programs = {phase: Executor(probed(graph, probe, data, terms, sums), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
 
 

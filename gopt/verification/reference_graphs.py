@@ -15,16 +15,19 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.operators.kinds import ADDITIONS
 
 
-def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
+def local_graph(
+    training: TrainingGraph, weight: str = "", more: Iterable[str] = (), stops: Iterable[str] = ()
+) -> Graph:  # fmt: skip
     """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, the ``weight``
-    (``--loss-reduction``), and ``more``."""
+    (``--loss-reduction``), and ``more``; ``stops`` are inputs."""
     states = [state for state in training.states if state.kind is StateKind.STATISTIC]
     statistics = [training.chosen.get(state.tensor, state.updated) for state in states]
     wanted = [*training.losses, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else []), *more]
-    return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
+    return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), stops)
 
 
 def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ()) -> Graph:
@@ -63,9 +66,12 @@ PROBE = "Probe"
 """A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
 
 
-def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
+def probed(
+    graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = (), sums: Collection[str] = ()
+) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call. The backward reads the gradient unchanged.
+    not a call, and of every addition of ``terms`` of a gradient to ``sums`` over micro-batches:
+    the rank has no other part of this gradient. The backward reads the gradient unchanged.
 
     ``data``: the axes of ranks with other samples. Local gradients made by the rank itself, as in the source, are
     outputs as well."""
@@ -79,9 +85,10 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
     if users:
         backward, _ = ancestors(GraphIndex(graph), shown)
         users = [node for node in users if id(node) not in backward]
+    users += _parts(graph, terms, sums)
     if not users:
         return graph
-    probed = {name for node in users for name in node.inputs if name in gradients}
+    probed = {name for node in users for name in node.inputs if name in gradients or name in terms}
     within = {id(node) for node in users}
     types = dict(graph.types) | {f"{name}.probed": graph.types[name] for name in probed}
     fed = probed.intersection(graph.inputs)  # gradients that an earlier file of a micro-batch left
@@ -94,6 +101,20 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
         for name in probed.intersection(node.outputs):
             nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
     return replace(graph, nodes=nodes, types=types)
+
+
+def _parts(graph: Graph, terms: Collection[str], sums: Collection[str]) -> list[Node]:
+    """Additions of ``terms`` by a pass, on the way into ``sums``."""
+    added: set[str] = set()
+    parts = []
+    for node in reversed(graph.nodes) if terms and sums else ():
+        if not node.is_in(ADDITIONS) or not node.made_by:
+            continue
+        if node.outputs[0] in added or any(name in sums for name in node.inputs):
+            added.update(node.inputs)
+            if any(name in terms for name in node.inputs):
+                parts.append(node)
+    return parts
 
 
 def _local(node: Node, data: Collection[str]) -> bool:

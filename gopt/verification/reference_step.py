@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
+from gopt.analysis.gradient_terms import gradient_terms
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION
+from gopt.operators.kinds import CASTS
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.session import SessionCache
-from gopt.verification.compare import Values, floating, same_values
+from gopt.runtime.widen import widened
+from gopt.verification.compare import Values, distance_of, floating, same_values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
@@ -100,6 +105,9 @@ class ReferenceProgram:
         self._kept: list[tuple[list[Values], LocalResults]] = []
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
+        self.terms = gradient_terms(training)
+        """Term of a gradient in the source -> the gradient: ranks may sum each term over micro-batches first."""
+        self.marked_values = {self.marked, *(name for name, of in self.terms.items() if of == self.marked)}
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
         """Statistic -> what a rank makes of it, which a condition of the update may leave out."""
@@ -263,6 +271,37 @@ class ReferenceProgram:
         """
         return {name: _put_together(*terms, local.weights) for name, terms in self._terms(local).items()}
 
+    def by_halves(self, states: Values, settings: Values, update: ReferenceStep) -> dict[str, float]:
+        """Return how far the halves that the update itself computes in move each new state: the distance from the same
+        update in float32. Empty without such halves, or where any input of the source is one."""
+        if not self.halves_inside:
+            return {}
+        made = run_source(self.in_float32._update, {**states, **settings, **update.means}, self.call)
+        new = ((state.tensor, update.states[state.tensor], made.get(state.updated)) for state in self.training.states)
+        return {
+            name: distance_of(value, np.asarray(wide))
+            for name, value, wide in new
+            if wide is not None and floating(value)
+        }
+
+    @cached_property
+    def halves_inside(self) -> bool:
+        """Whether the update alone computes in halves: no input of the source is one, nor any gradient."""
+        graph = self._update.graph
+        halves = {name for name, type in graph.types.items() if type.dtype in LOW_PRECISION}
+        outside = {*self.training.graph.inputs, *graph.inputs}
+        computed = any(not halves.isdisjoint(node.outputs) and not node.is_in(CASTS) for node in graph.nodes)
+        return computed and halves.isdisjoint(outside)
+
+    @cached_property
+    def in_float32(self) -> ReferenceProgram:
+        """The same source without halves."""
+        wide = copy(self)
+        wide._kept, wide.halves_inside = [], False
+        wide._local, wide._update = (in_float32(program, self.cache) for program in (self._local, self._update))
+        wide._metrics = self._metrics and in_float32(self._metrics, self.cache)
+        return wide
+
     def rounding(self, local: LocalResults) -> Values:
         """Return how far each element of ``means`` moves at most where it is summed in its own type, as ranks do, from
         one batch or another on; halves are left out."""
@@ -275,7 +314,8 @@ class ReferenceProgram:
             with np.errstate(all="ignore"):
                 terms = [(share * value).astype(value.dtype) for share, value in zip(shares, values)]
                 sums = (sum(terms[k:] + terms[:k], np.zeros_like(exact)) for k in range(0, count, -(-count // ORDERS)))
-                most = np.max([np.abs(total - exact) for total in sums], axis=0)
+                unit = np.finfo(exact.dtype).eps * np.mean(np.abs(values), axis=0)
+                most = np.max([unit, *(np.abs(total - exact) for total in sums)], axis=0)
             moved[name] = np.where(np.isfinite(most), most, 0)
         return moved
 
@@ -293,6 +333,11 @@ class ReferenceProgram:
         if not self.meeting:
             return side_by_side(lambda value: run_source(self._local, value, self.call), values)
         return run_in_lockstep(self._local, [read_by(self._local, value) for value in values], self.call)
+
+
+def in_float32(program: Executor, cache: SessionCache) -> Executor:
+    """The program without halves."""
+    return Executor(widened(program.graph, "float32"), cache)
 
 
 def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

@@ -62,6 +62,8 @@ class VariantRunner:
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
     cancelled: dict[str, int] = field(default_factory=dict)
     """State -> number of elements decided by the order of summation of gradients, at most in any step."""
+    halves: dict[str, float] = field(default_factory=dict)
+    """State -> the share of its change that halves inside its update make, where no small one."""
     left: list[Doubt] = field(default_factory=list)
     """The values that left the numbers in the source in the last run."""
     last: Values = field(default_factory=dict)
@@ -243,6 +245,7 @@ class _StepComparison:
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
         ends = [update]
         if moved is not None:
+            self._allow_halves(comparisons.floors, names, update)
             ends = self._ends(sent, update)
             comparisons.spans.update(self._spans(names, ends))
             comparisons.floors.update(self._metric_floors(base, moved))
@@ -271,6 +274,15 @@ class _StepComparison:
                 one = min(unit * largest(value), MOST * apart(value, self.own[name]))
                 floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
+
+    def _allow_halves(self, floors: dict[str, float], names: Collection[str], update: ReferenceStep) -> None:
+        """Allow what halves inside the update make of a wide state: ranks that share its sums round elsewhere."""
+        by_halves = self.runner.reference.by_halves(self.own, self.settings, update)
+        for name in by_halves.keys() & names - floors.keys():
+            size = apart(update.states[name], self.own[name])
+            floors[name] = MULTIPLE * by_halves[name]
+            if floors[name] > MOST * size:
+                self.runner.halves[name] = max(by_halves[name] / size, self.runner.halves.get(name, 0.0))
 
     def _metric_floors(self, base: ReferenceStep, moved: Sensitivity) -> dict[str, float]:
         """Return the changes of metrics of the update by rounding, where it reads halves, or values of the forward."""

@@ -69,12 +69,13 @@ class FirstRun:
 
 @dataclass(frozen=True, slots=True)
 class VariantProgram:
-    """A rank's program with local ``gradients`` changed on the way into a call; ``marked`` may turn infinite."""
+    """A rank's program with local ``gradients`` changed on the way into a call, and all operands of a probe;
+    values of ``marked`` may turn infinite."""
 
     program: Executor
     variant: Variant
     gradients: set[str]
-    marked: str
+    marked: Collection[str]
     data: Collection[str]
     """Axes that see different data: calls over others belong to the model."""
     of: Mapping[str, str] = field(default_factory=dict)
@@ -85,13 +86,14 @@ class VariantProgram:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
             if node.op_type == PUSH_ROWS.name:
                 return call(index, node, self._rows(self.of[node.attributes["parameter"]], inputs))
-            if node.op_type != PROBE and not spans_data_axes(node, self.data):
+            probe = node.op_type == PROBE
+            if not probe and not spans_data_axes(node, self.data):
                 return call(index, node, inputs)
             operands = [
-                self.variant.vary(value, name == self.marked) if name in self.gradients else value
+                self.variant.vary(value, name in self.marked) if probe or name in self.gradients else value
                 for name, value in zip(node.inputs, inputs)
             ]
-            return operands if node.op_type == PROBE else call(index, node, operands)
+            return operands if probe else call(index, node, operands)
 
         early = self.first_run.results_for(self.program, feeds) if self.first_run is not None else None
         return self.program.run(feeds, varied, early)
@@ -102,7 +104,7 @@ class VariantProgram:
             return inputs
         *operands, ids, rows = inputs
         rows = self.variant.vary(rows, False)
-        if self.variant.infinite and gradient == self.marked:
+        if self.variant.infinite and gradient in self.marked:
             ids = np.concatenate([ids, np.zeros(1, ids.dtype)])
             marked_row = self.variant.vary(np.zeros((1, *rows.shape[1:]), rows.dtype), True)
             rows = np.concatenate([rows, marked_row])

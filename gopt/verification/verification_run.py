@@ -15,7 +15,7 @@ from gopt.system.progress import ProgressCallback
 from gopt.text.sanitize import listed
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches, SampledBatches
-from gopt.verification.compare import Values, finite, floating
+from gopt.verification.compare import TOLERANCE, Values, finite, floating
 from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
 from gopt.verification.large_batch import LargeBatch
@@ -108,6 +108,7 @@ class VerificationRun:
             self.observed.doubt(self.result)
             self._tell_conditions()
         self._tell_cancelled()
+        self._compare_in_float32()
 
     def _plain(self) -> bool:
         """Run the plain variant, from a start and batches that keep the source in the numbers. False: the source leaves
@@ -251,6 +252,23 @@ class VerificationRun:
             self.result.say(
                 f"gradients of ranks cancel to rounding in elements of {listed(sorted(cancelled), 3)} "
                 f"({sum(cancelled.values())} in all): these may be what any order of summation makes of them"
+            )
+
+    def _compare_in_float32(self) -> None:
+        """Where halves inside the update hide what ranks make of it, compare a step without them."""
+        halves = self.runner.halves
+        if halves:
+            wide = Verification(TOLERANCE, 1, self.result.ranks)
+            VerificationRun(
+                self.verifier.in_float32(), wide, 1, self.seed, self.start, self.settings, self.batches, self.tamper,
+                self.advance,
+            ).one(replace(PLAIN, name="halves in float32", extra=True))  # fmt: skip
+            for failure in wide.failing():
+                self.result.note(failure.worst)
+            self.result.compared += wide.compared
+            self.result.say(
+                f"halves in the update make up to {max(halves.values()):.0%} of a step of {listed(sorted(halves), 3)}: "
+                "one step of source and ranks was compared in float32 too"
             )
 
     def _tell_noise(self) -> None:

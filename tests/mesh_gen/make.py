@@ -9,7 +9,8 @@ import numpy as np
 from onnx import ModelProto
 from steps_gen.tape import Tape, backward
 
-from mesh_gen.losses import ALL, LOSSES
+from mesh_gen import losses, streams
+from mesh_gen.losses import LOSSES
 from mesh_gen.streams import BLOCKS, Batch, Stream
 
 
@@ -101,10 +102,10 @@ def make(recipe: Recipe) -> Step:
     s = Stream(t, random.Random(recipe.seed + 1), recipe.sizes[3])
     h = _begun(s, recipe)
     for name in recipe.blocks:
-        h = BLOCKS[name](s, h)
+        h = streams.ALL[name](s, h)
     if not s.params:
         h = s.t.op("Mul", h, s.param(1, around=1.0))
-    loss, start, adjoint = ALL[recipe.loss](s, h)
+    loss, start, adjoint = losses.ALL[recipe.loss](s, h)
     gradients = backward(t, start, adjoint, set(s.params))
     gradients = {name: gradients[name] for name in s.params}
     t.output("loss", loss, ())

@@ -259,9 +259,38 @@ def padding(s: Stream, h: str) -> str:
     return t.op("Div", kept, count)
 
 
+def grouped(s: Stream, h: str) -> str:
+    """Attention with fewer heads of keys and values than of queries: each is repeated, beside itself or behind all."""
+    t, (b, n, d) = s.t, s.t.shape(h)
+    few = s.r.choice([few for few in range(1, s.heads) if s.heads % few == 0] or [1])
+    times, each = s.heads // few, s.r.choice([1, 2, 4])
+
+    def split(heads: int) -> str:
+        made = s.dense(h, heads * each, s.r.random() < 0.5)
+        return t.op("Transpose", t.op("Reshape", made, s.ints(b, n, heads, each)), perm=[0, 2, 1, 3])
+
+    q, k, v = map(split, (s.heads, few, few))
+    behind = s.r.random() < 0.2
+
+    def repeated(heads: str) -> str:
+        rest, front = t.shape(heads)[2:], (times, few) if behind else (few, times)
+        spread = t.op("Expand", t.op("Unsqueeze", heads, s.ints(1 if behind else 2)), s.ints(b, *front, *rest))
+        return t.op("Reshape", spread, s.ints(b, s.heads, *rest))
+
+    turned = t.op("Transpose", repeated(k), perm=[0, 1, 3, 2])
+    if s.r.random() < 0.5:
+        turned = repeated(t.op("Transpose", k, perm=[0, 1, 3, 2]))
+    scores = t.op("Mul", t.op("MatMul", q, turned), t.const(0.7))
+    mixed = t.op("MatMul", t.op("Softmax", scores, axis=-1), repeated(v))
+    joined = t.op("Reshape", t.op("Transpose", mixed, perm=[0, 2, 1, 3]), s.ints(b, n, s.heads * each))
+    return t.op("Add", h, s.dense(joined, d))
+
+
 BLOCKS: dict[str, Block] = {
     "dense": dense, "mlp": mlp, "attention": attention, "norm": norm, "fold": fold, "merge": merge_tokens,
     "class": class_token, "drop": drop_token, "cumsum": running, "pooled": pooled, "mixer": mixed_tokens,
     "rolled": rolled, "chosen": chosen, "positions": positions, "soft": soft, "turned": turned, "gram": gram,
     "same": unchanged, "experts": experts, "batch-norm": batch_norm, "shared": shared, "padding": padding,
 }  # fmt: skip
+"""What recipes are drawn from."""
+ALL = BLOCKS | {"grouped": grouped}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROOT, source
+from helpers import ROOT, last_reads, source
 from products import part
 
 import gopt
@@ -20,7 +20,6 @@ from gopt.artifact.report_check import read_report
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.host_copies import TO_DEVICE, TO_HOST, FileNodes, with_copies
 from gopt.ir.load import load
-from gopt.operators.kinds import VIEWS
 from gopt.records.pass_facts import OffloadFacts
 from gopt.spmd.step_memory import held, held_on_host, stage_runs
 
@@ -211,12 +210,7 @@ def test_the_planned_peak_is_that_of_the_rank_with_its_copies(what, tmp_path):
 
 def most_alive(step, graph, updated) -> int:
     """The most bytes on the device while nodes run one by one, each value freed behind its last reader."""
-    last = {name: place for place, node in enumerate(step.nodes) for name in node.reads}
-    owner: dict[str, str] = {}
-    for place, node in enumerate(step.nodes):
-        if node.is_in(VIEWS):
-            owner[node.outputs[0]] = root = owner.get(node.inputs[0], node.inputs[0])
-            last[root] = max(last.get(root, 0), last.get(node.outputs[0], place))
+    owner, last = last_reads(step.nodes)
     alive, most = {}, 0
     for place, node in enumerate(step.nodes):
         for name in node.outputs:

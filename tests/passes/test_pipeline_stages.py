@@ -20,6 +20,7 @@ from steps_gen.judge import GOOD
 from steps_gen.plan import draw
 
 import gopt
+from gopt.analysis.gradient_terms import gradient_terms
 from gopt.analysis.training import Phase
 from gopt.errors import InvariantError, OptionError, UnsupportedError
 from gopt.lower.phases import phases
@@ -110,7 +111,7 @@ def test_the_output_names_stages(tmp_path, capsys):
     main(["shard", str(FIXTURES / "gpt_adamw.onnx"), "--mesh", "pp=2", "--micro-batches", "2", "-o", folder])
     shown = capsys.readouterr().out
     assert "parameters of pipeline stages: 0 has 14 of 4,432 elements, 1 has 14 of 3,312 elements" in shown
-    assert "beside 11 sends and receives of a rank" in shown
+    assert "beside 8 sends and receives of a rank" in shown
     main(["explain", folder, "add_2"])
     assert "from rank 1 by stage-transfers: pipeline stage 0 runs it" in capsys.readouterr().out
     main(["explain", folder, "gopt.stages.add_2.stage1"])
@@ -210,6 +211,7 @@ TIED = [
         ("shard=2,pp=2", {"stage": 1}),
         ("pp=2,shard=2", {"stage": 2}),
         ("pp=2,tp=2", {"schedule": "zb-h1"}),
+        ("dp=2,pp=2", {"stage": 0}),
     )
 ]
 
@@ -217,21 +219,27 @@ TIED = [
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("fixture", "mesh", "options"), part(TIED, 5))
 def test_a_tied_parameter_is_sent_once_a_step(fixture, mesh, options, tmp_path):
-    """The last stage reads its own copy, which the update renews; no micro-batch sends or saves it."""
+    """The last stage reads its own copy, which the update renews; no micro-batch sends or saves it. The last stage sums
+    its part of the gradient over micro-batches, and sends the sum; at stage 2 each micro-batch reduces the gradient."""
     tied = {"gpt_adamw": "wte.weight", "families/t5_adamw": "table.weight"}[fixture]
     sharded = gopt.shard(source(fixture), mesh, accumulate=3, **options)
-    elements = sharded.program.graph.types[tied].elements
+    types = sharded.program.graph.types
     sent = {
         phase.name: sum(
-            sharded.program.graph.types[node.first_output].elements == elements
+            types[node.first_output] == types[tied]
             for node in phase.graph.nodes if transfers(node) and node.phase is not Phase.BACKWARD
         )
         for phase in phases(sharded.program)
     }  # fmt: skip
     copies = [state for state in sharded.program.states if state.copy]
     assert len(copies) == (0 if "zb-v" in options.values() else 1), "with zb-v one member has both stages"
-    assert sent.pop("update") == len(copies) and not any(sent.values())
+    sums = [item for item in sharded.program.accumulators if item.input.endswith(".sum")]
+    assert sent.pop("update") == len(copies) + len(sums) and not any(sent.values())
     assert not any(name.endswith(tied) for phase in phases(sharded.program) for name in phase.saved)
+    gradient = sharded.program.training.gradients[tied]
+    terms = {name for name, of in gradient_terms(sharded.program.training).items() if of == gradient}
+    in_micro = [node.inputs[0] for node in sharded.program.graph.nodes if transfers(node) and terms & {*node.inputs}]
+    assert (len(in_micro), len(sums)) == ((1, 0) if options.get("stage") == 2 else (0, len(copies)))
     sharded.write(tmp_path / "ranks")
     result = gopt.verify(tmp_path / "ranks", steps=3, confirm=False)
     assert result.equal, result.reason()
@@ -477,6 +485,48 @@ def test_a_step_with_a_planted_error_is_different(mesh, options, file, edit, tmp
     edit_file(folder / file, edit)
     accept(folder)
     assert gopt.prove(folder).verdict.value == "different"
+
+
+def lost_share(model: ModelProto) -> None:
+    """The sum that another stage sent is left out of the gradient of the tied parameter."""
+    (node,) = (node for node in model.graph.node if "".join(node.output).endswith(".sum.total"))
+    del node.input[1:]
+    node.op_type = "Identity"
+
+
+def share_of_no_micro_batch(model: ModelProto) -> None:
+    """The sum of the tied gradient on the other stage stays as it was."""
+    name = next(out.name for out in model.graph.output if out.name.endswith(".sum_out"))
+    (node,) = (node for node in model.graph.node if name in node.output)
+    del node.input[1:]
+    node.op_type = "Identity"
+
+
+@pytest.mark.parametrize("fixture", ["gpt_adamw", "families/t5_adamw"])
+@pytest.mark.parametrize(
+    ("file", "edit"), [("rank_0000.update.onnx", lost_share), ("rank_0002.backward.onnx", share_of_no_micro_batch)]
+)
+def test_a_lost_share_of_a_tied_gradient_is_named(fixture, file, edit, tmp_path):
+    folder, tied = tmp_path / "ranks", {"gpt_adamw": "wte.weight", "families/t5_adamw": "table.weight"}[fixture]
+    gopt.shard(source(fixture), "pp=2,dp=2", accumulate=2).write(folder)
+    edit_file(folder / file, edit)
+    accept(folder)
+    proof, checked = gopt.prove(folder), gopt.verify(folder, steps=1, confirm=False)
+    assert proof.verdict.value == "different" and tied in str(proof.to_json())
+    assert not checked.equal and tied in checked.reason()
+
+
+def test_a_tied_gradient_sent_before_the_last_micro_batch_is_named(tmp_path):
+    """Each backward sends what was summed before it, and the update nothing."""
+    folder = tmp_path / "ranks"
+    gopt.shard(source("gpt_adamw"), "pp=2", accumulate=2).write(folder)
+    update = onnx.load(folder / "rank_0001.update.onnx", load_external_data=False)
+    (sent,) = (node for node in calls(update, "Send") if any(name.endswith(".sum") for name in node.input))
+    edit_file(folder / "rank_0001.update.onnx", lambda model: model.graph.node.remove(sent))
+    edit_file(folder / "rank_0001.backward.onnx", lambda model: model.graph.node.insert(0, sent))
+    accept(folder)
+    proof = gopt.prove(folder)
+    assert not proof.proven and "gopt.stages" in str(proof.to_json()), proof.to_json()
 
 
 def test_exchanged_micro_batches_are_named(tmp_path):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import product
 from typing import Any
 
 import pytest
-from helpers import source
+from helpers import last_reads, source
 from products import part
 
 import gopt
@@ -18,7 +19,8 @@ from gopt.ir.node_kinds import draws
 from gopt.lower.lowering import lower
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph
-from gopt.operators.kinds import MAY_DRAW, VIEWS
+from gopt.operators.kinds import MAY_DRAW
+from gopt.records.pass_facts import OverlapFacts
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
 from gopt.spmd.step_memory import live, stage_runs
@@ -124,30 +126,29 @@ def test_a_copy_that_both_halves_of_a_backward_read_is_made_once():
     assert set(made.values()) == {1}
 
 
-def held(graphs: dict[str, RankGraph], order: list[tuple[str, int]]) -> int:
+def held(graphs: dict[str, RankGraph], order: list[tuple[str, int]], counted: Collection[str] | None = None) -> int:
     """The most bytes in the files of a rank, one after the other: what a run holds that frees each value behind its
-    last reader, and saved values at the end of the last file that reads them."""
+    last reader, and saved values at the end of the last file that reads them. ``counted``: values that count; None:
+    all."""
     saved: dict[tuple[int, str], int] = {}
     sums = {value.input: value.type.nbytes for graph in graphs.values() for value in graph.accumulators}
+    sums = {} if counted is not None else sums
     most, number_of = 0, {phase: number for number, phase in enumerate(dict(order))}
     for phase, micro_batch in [*order, ("update", -1)]:
         rank, graph = graphs[phase], graphs[phase].graph()
         states = {state.output for state in rank.states} | {value.output for value in rank.accumulators}
         kept = {value.input for value in rank.saved if value.input in graph.outputs}
-        owner: dict[str, str] = {}
-        last: dict[str, int] = {}
-        for number, node in enumerate(graph.nodes):
-            if node.is_in(VIEWS) and node.inputs[0]:
-                owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
-            last.update((owner.get(name, name), number) for name in node.reads)
+        owner, last = last_reads(graph.nodes)
         alive: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
             for name in filter(None, node.outputs):
-                if name not in owner and name not in states and name in last | dict.fromkeys(graph.outputs):
+                counts = (counted is None or name in counted) and name not in owner and name not in states
+                if counts and name in last | dict.fromkeys(graph.outputs):
                     alive[name] = graph.types[name].nbytes
             most = max(most, sum(alive.values()) + sum(saved.values()) + sum(sums.values()))
             for name in [name for name in alive if last.get(name, 0) <= number and name not in graph.outputs]:
                 del alive[name]
+        kept = kept if counted is None else kept & {*counted}
         saved.update(((micro_batch, name), graph.types[name].nbytes) for name in kept)
         behind = [later for name, later in graphs.items() if number_of.get(name, 0) > number_of.get(phase, -1)]
         still = {value.input for later in behind for value in later.saved if value.input in later.phase.graph.inputs}
@@ -167,6 +168,31 @@ def test_the_peak_is_the_peak_of_the_files_in_the_order_of_the_schedule(schedule
         measured = held(graphs, program.stages.schedule.runs(rank))
         planned = live(program, calls_of(program), program.mesh.coordinates(rank)).peak
         assert abs(measured - planned) <= 0.05 * planned, (rank, measured, planned)
+
+
+@pytest.mark.parametrize("bucket_mb", ["", "0.002"])
+@pytest.mark.parametrize("schedule", ["", "gpipe", "zb-h1", "interleaved:2"])
+@pytest.mark.parametrize("fixture", ["gpt_adamw", "families/llama_adamw_clip", "families/moe_adamw"])
+def test_the_report_has_the_gathered_bytes_of_the_files(fixture, schedule, bucket_mb):
+    options: dict[str, Any] = {"accumulate": 4, "schedule": schedule} if schedule else {}
+    if bucket_mb:
+        options["passes"] = {"shard": {"bucket-mb": bucket_mb}}
+    sharded = gopt.shard(source(fixture), "pp=2,shard=2", stage=3, prove=False, **options)
+    program = sharded.program
+    gathered = {name for call in calls_of(program) if call.before_use for name in call.node.outputs}
+    measured = []
+    for rank in (0, 2):
+        graphs = {graph.phase.name: graph for graph in lower(program, [rank]).ranks}
+        order = []
+        if program.stages is not None and program.stages.schedule is not None:
+            order = program.stages.schedule.runs(rank // 2)
+        else:
+            graphs = {"update": graphs.popitem()[1]}
+        measured.append(held(graphs, order, gathered))
+    figures = sharded.report().figures
+    assert figures.overlap.peak_gathered_bytes == max(measured) > 0
+    (facts,) = (run.result.facts for run in sharded.ran if run.record.name == "overlap")
+    assert isinstance(facts, OverlapFacts) and facts.peak_gathered_bytes == max(measured)
 
 
 def saved_of_states(program: SpmdProgram) -> dict[str, int]:

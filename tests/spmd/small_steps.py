@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from onnx import ModelProto
+
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, StateKind
-from gopt.ir.graph import COMM, FULLY_REPLICATED, Node
+from gopt.ir.graph import COMM, FULLY_REPLICATED, Graph, Node
 from gopt.ir.types import TensorType
 
 PHASES = {"F": Phase.FORWARD, "B": Phase.BACKWARD, "U": Phase.UPDATE}
@@ -61,11 +63,8 @@ def program(
         SimpleNamespace(tensor=name, updated=f"{name}_new", kind=StateKind.OPTIMIZER_STATE, of=of)
         for name, of in (moments or {}).items()
     ]
-    graph = SimpleNamespace(
-        nodes=step,
-        types=dict.fromkeys(names, TensorType("float32", (2,))),
-        producers=lambda: {name: each for each in step for name in each.outputs},
-    )
+    types = dict.fromkeys(names, TensorType("float32", (2,)))
+    graph = Graph("step", step, {}, {}, {}, types, ModelProto())
     return SimpleNamespace(
         training=SimpleNamespace(graph=graph, states=roles, gradients=dict(gradients)),
         graph=SimpleNamespace(nodes=[kept(each) for each in step], types=dict(graph.types)),

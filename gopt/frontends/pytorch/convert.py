@@ -70,12 +70,20 @@ def _converted(step: TracedStep, name: str) -> onnx.ModelProto:
             with _without_second_decomposition():
                 model = _exported(step.graph, arguments, names)
         except torch.onnx.OnnxExporterError:
+            _reshape_views(step.graph)
             model = _exported(step.graph, arguments, names)
         _clean(model)
         step.copies.update(_hide(model, step.hidden))
     proto = onnx.ModelProto.FromString(onnx_ir.serde.serialize_model(model).SerializeToString())
     _strip(proto, name)
     return proto
+
+
+def _reshape_views(graph: torch.fx.GraphModule) -> None:
+    """Reshape where the step has a view: the exporter traces a step anew, and gives other strides to some results."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    graph.recompile()
 
 
 def _exported(graph: torch.fx.GraphModule, arguments: tuple[Any, ...], names: dict[str, list[str]]) -> Any:

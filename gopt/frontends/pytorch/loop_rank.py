@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from gopt.artifact.manifest_entries import InputKind
 from gopt.documents.torch_record import TorchRecord
-from gopt.errors import InputError, OptionError
+from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.frontends.pytorch.dcp_pieces import PiecesLoad, PiecesSave, chunks_of, empty_values
+from gopt.frontends.pytorch.loop_batches import Batch, fitted_batch, number
 from gopt.frontends.pytorch.state_file import module_values, training_values
 from gopt.ir.load import load as load_graph
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.folder_contents import read_folder
-from gopt.offline.state_values import StepValues
+from gopt.offline.state_values import DCP_FILE, StepValues
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor, HeldInput, no_timing
 from gopt.runtime.pytorch.device import device_of_rank
-from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
-from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
-from gopt.runtime.session import Array
+from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine, named
+from gopt.runtime.pytorch.tensors import tensor_over, torch_dtype
+from gopt.runtime.session import Array, first_line
 from gopt.runtime.training.checkpoint import Checkpoints, writers
 from gopt.runtime.training.draws import DEFAULT_SEED, DrawnInputs
 from gopt.runtime.training.evaluator import fed_states
-from gopt.runtime.training.fitted_arrays import check_kind, sized
 from gopt.runtime.training.gathered_states import gathered_states
 from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.runtime.training.job import read_manifest
@@ -45,7 +46,7 @@ from gopt.runtime.training.start_values import sync_axes
 from gopt.text.sanitize import listed
 
 PathText = str | PathLike[str]
-Batch = Mapping[str, Any] | Sequence[Any]
+_OWN_PART = "yield the samples of this rank alone from it: torch.utils.data.get_worker_info, rank.number"
 
 
 def load(
@@ -111,7 +112,9 @@ class Rank:
 
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> Any:
         """A DistributedSampler over ranks with different data: ranks with equal batches get equal samples. Call
-        ``set_epoch`` before each pass."""
+        ``set_epoch`` before each pass. Raises OptionError for a dataset without a length."""
+        if not isinstance(dataset, Sized):
+            raise OptionError("the dataset has no length, so that no sampler can deal it", _OWN_PART)
         return DistributedSampler(
             dataset, num_replicas=self._rank.parts, rank=self._rank.part, shuffle=shuffle, seed=seed, drop_last=True
         )
@@ -160,39 +163,20 @@ class Rank:
         values = {}
         for name, entry in self._hyper.items():
             if name in hyper:
-                number = hyper[name]
+                value = hyper[name]
             elif entry.default is not None:
-                number = default_schedule(name, entry.default).at(self.steps)
+                value = default_schedule(name, entry.default).at(self.steps)
             else:
                 raise OptionError(f"the step needs a value for {name!r}", f"call step(batch, {name}=1e-3)")
-            dtype = torch_dtype(numpy_dtype(entry.dtype))
-            values[name] = torch.as_tensor(number, dtype=dtype, device=self.device.torch_device).reshape(
-                entry.type.dims
-            )
+            values[name] = number(name, entry.type, value, self.device.torch_device)
         return values
 
     def _fitted(self, batch: Batch, number: int) -> dict[str, torch.Tensor]:
         """The inputs of a micro-step on the device, with random numbers for inputs outside the batch."""
         names = [name for name in self._types if name not in self._draws.draws]
-        if not isinstance(batch, Mapping):
-            if len(batch) != len(names):
-                raise InputError(f"the batch has {len(batch)} values", f"the step takes {listed(names)}")
-            batch = dict(zip(names, batch))
-        if unknown := [name for name in batch if name not in self._types]:
-            raise InputError(f"the step has no batch input {unknown[0]!r}", f"it takes {listed(names)}")
-        types = sized(self._types, batch)
-        tensors = {name: self._tensor(name, types[name], value) for name, value in batch.items()}
-        if lost := [name for name in names if name not in tensors]:
-            raise InputError(f"the batch has no {lost[0]!r}", f"the step takes {listed(names)}")
+        types, tensors = fitted_batch(batch, self._types, names, self.device.torch_device)
         drawn = replace(self._draws, types=types).batch(number, self._rank.part, tensors)
         return tensors | {name: self.device.to_device(array) for name, array in drawn.items()}
-
-    def _tensor(self, name: str, type: TensorType, value: Any) -> torch.Tensor:
-        tensor = value.detach() if isinstance(value, torch.Tensor) else tensor_over(np.asarray(value))
-        if not TensorType(type.dtype, tuple(tensor.shape)).may_have_shape_of(type):
-            raise InputError(f"the batch's {name!r} has shape {list(tensor.shape)}", f"the step takes {type}")
-        check_kind(f"the batch's {name!r}", type, array_dtype(tensor.dtype))
-        return tensor.to(self.device.torch_device, torch_dtype(numpy_dtype(type.dtype)), non_blocking=True)
 
     # --- checkpoints ---
 
@@ -208,12 +192,15 @@ class Rank:
         checkpoints = self._checkpoints(folder)
         complete = checkpoints.steps()
         if not complete or step not in (None, *complete):
-            known = f"there are {listed([*map(str, complete)])}" if complete else "there is none"
+            otherwise = "rank.load_dcp reads it" if (Path(folder) / DCP_FILE).is_file() else "there is none"
+            known = f"there are {listed([*map(str, complete)])}" if complete else otherwise
             raise OptionError(f"{folder} has no checkpoint{'' if step is None else f' of step {step}'}", known)
         self.steps = complete[-1] if step is None else step
         self._take(checkpoints.load(self.number, self.steps))
 
     def _checkpoints(self, folder: PathText, keep: int = 2) -> Checkpoints:
+        if keep < 1:
+            raise OptionError(f"keep is {keep}: no checkpoint would stay", "give a number from 1 on")
         seed = self._draws.seed if self._draws.draws else None
         return Checkpoints(Path(folder), self._rank.folder, self.manifest, keep, draws=seed)
 
@@ -258,16 +245,20 @@ class Rank:
 
     def save_dcp(self, folder: PathText) -> None:
         """Write a checkpoint of ``torch.distributed.checkpoint``: ``states`` by the names of the source, and ``steps``.
-        Each rank writes the pieces of its own states; of states in common the first rank with them."""
+        Each rank writes the pieces of its own states; of states in common the first rank with them. Raises RunError
+        where it cannot be written."""
         mine = frozenset(writers(self.manifest, self.number).get(self.number, ()))
         states = [state for state in self._rank.states if state.input in mine and not state.copy]
         values = {state.input: self._rank.held[state.input] for state in states}
         content = {"states": chunks_of(states, self._source_types, values), "steps": self.steps}
-        dcp.save(content, checkpoint_id=fspath(folder), planner=PiecesSave())
+        with named("save_dcp"), _failing(f"cannot write checkpoint {folder}", RunError):
+            dcp.save(content, checkpoint_id=fspath(folder), planner=PiecesSave())
 
     def load_dcp(self, folder: PathText) -> None:
         """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh. Each rank reads the pieces of its
-        states."""
+        states. Raises OptionError for a folder of this machine without such a checkpoint, InputError for another's."""
+        if "://" not in fspath(folder) and not (Path(folder) / DCP_FILE).is_file():
+            raise OptionError(f"{folder} has no checkpoint of torch.distributed.checkpoint", "rank.save_dcp writes one")
         values: dict[str, torch.Tensor] = {}
         content: dict[str, Any] = {"steps": 0}
         entries = (state for rank in self.manifest.ranks for state in self.manifest.states_of(rank))
@@ -275,7 +266,8 @@ class Rank:
             states = [state for state in self._rank.states if state.copy is copies]
             values |= (memory := empty_values(states, self._source_types))
             chunks = chunks_of(states, self._source_types, memory)
-            dcp.load(content, checkpoint_id=fspath(folder), planner=PiecesLoad(chunks))
+            with named("load_dcp"), _failing(f"cannot read {folder} as a checkpoint of save_dcp", InputError):
+                dcp.load(content, checkpoint_id=fspath(folder), planner=PiecesLoad(chunks))
         self.steps = content["steps"]
         types = {name: self._rank.input_type(name) for name in values}
         self._take({
@@ -309,10 +301,19 @@ class _Evaluation:
         self._executor = Executor(plan_execution(graph, device=rank.device), rank.device.sessions())
 
     def __call__(self, batch: Batch, states: Mapping[str, HeldInput]) -> dict[str, torch.Tensor]:
-        named = batch if isinstance(batch, Mapping) else dict(zip(self._types, batch, strict=True))
-        types = sized(self._types, named)
-        fed = {name: HeldInput(self._rank._tensor(name, types[name], named[name])) for name in self._types}
+        _, tensors = fitted_batch(batch, self._types, [*self._types], self._rank.device.torch_device)
+        fed = {name: HeldInput(tensor) for name, tensor in tensors.items()}
         return dict(self._executor.run({**states, **fed}))
+
+
+@contextmanager
+def _failing(what: str, kind: type[GoptError]) -> Iterator[None]:
+    """Raise failures of PyTorch's checkpoints, the first of all ranks, as an error of gopt: theirs is no Exception."""
+    try:
+        yield
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        raise kind(f"{what}: {first_line(cause)}") from None
 
 
 def _mean(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from gopt.ir.phase import complete_phases
 from gopt.passes.base import Pass
+from gopt.passes.stage_transfers.follow import follow
 from gopt.passes.stage_transfers.pack import pack
 from gopt.passes.stage_transfers.place import NAME, StagePlacement
+from gopt.passes.stage_transfers.sums import sum_on_stages
 from gopt.records.mesh import PIPELINE
 from gopt.records.pass_facts import PassOptions, StageTransferFacts
 from gopt.spmd.pass_records import PassResult
@@ -33,9 +35,11 @@ def stage_transfers(program: SpmdProgram, options: StageTransferOptions) -> Pass
     complete_phases(program.graph.nodes)
     placement = StagePlacement(program, program.stages)
     placement.place()
+    follow(placement)
+    removed = sum_on_stages(program, program.stages)
     joined = pack(program)
     nodes = tuple(placement.counts[stage] for stage in range(program.stages.stages))
-    return PassResult(facts=StageTransferFacts(transfers=placement.transfers - joined, nodes=nodes))
+    return PassResult(removed=removed, facts=StageTransferFacts(transfers=placement.transfers - joined, nodes=nodes))
 
 
 PASS = Pass(

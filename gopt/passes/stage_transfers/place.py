@@ -16,7 +16,7 @@ from gopt.operators.kinds import MAY_DRAW, MOVES
 from gopt.records.mesh import PIPELINE
 from gopt.records.placements import FULLY_REPLICATED, Sharding
 from gopt.spmd.program import ShardedState, SpmdProgram
-from gopt.spmd.stage_plan import StagePlan
+from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
 
 NAME = "stage-transfers"
@@ -179,6 +179,40 @@ class StagePlacement:
         if due is not None:
             self.names[name][due] = name
 
+    # --- a second sweep ---
+
+    def begin(self) -> list[Node]:
+        """Begin further changes; returns the nodes of the graph."""
+        self.rewriter = GraphRewriter(self.graph, NAME)
+        return list(self.graph.nodes)
+
+    def move(self, node: Node, stage: int) -> None:
+        """Run a node on another stage, with the operands there."""
+        self.counts[self.home[node.first_output]] -= 1
+        self._put(node, stage, [name for name in dict.fromkeys(node.reads) if name in self.names])
+
+    def leave_out(self, transfer: Node, readers: list[Node]) -> list[Node]:
+        """Leave out the transfer of a value that the target makes itself now; returns the readers of the value."""
+        for reader in readers:
+            self.rewriter.rewire(reader, transfer.first_output, transfer.inputs[0])
+        self.rewriter.discard(transfer.first_output)
+        self.transfers -= 1
+        return readers
+
+    def drop_unread(self) -> None:
+        """Leave out transfers without a reader, and views without a reader on one of the stages with the view."""
+        needed = self.program.results()
+        for node in reversed(self.begin()):
+            if not needed.isdisjoint(node.outputs):
+                needed.update(node.reads)
+            elif transfers(node):
+                self.leave_out(node, [])
+            elif len(self.names.get(node.first_output, ())) > 1 and self._viewed(node.first_output):
+                self.rewriter.discard(node.first_output)
+            else:
+                needed.update(node.reads)
+        self.rewriter.finish()
+
     # --- tables ---
 
     def _have(self, name: str, stage: int, phase: Phase) -> None:
@@ -191,6 +225,10 @@ class StagePlacement:
         if node is None or node.source is None or not node.is_in(MOVES) or node.inputs[0] not in self.names:
             return ""
         return node.inputs[0] if self.names.keys().isdisjoint(node.inputs[1:]) else ""
+
+    def has(self, name: str, stage: int) -> bool:
+        """Return whether a stage has a value, or the operand of a view."""
+        return stage in self._stages_with(name)
 
     def _stages_with(self, name: str) -> set[int]:
         """The stages with a value, or with the operand of a view."""

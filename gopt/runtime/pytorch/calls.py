@@ -161,7 +161,9 @@ def _combined_parts(call: GroupCall, parts: Sequence[Tensors], shape: Shape) -> 
     combine: Callable[..., torch.Tensor] = {"max": torch.maximum, "min": torch.minimum}.get(how, torch.add)
     if len(parts) == 1:
         return lambda: [flat(call.inputs).view(shape)]
-    arriving = call.inputs[0].new_empty((len(parts), math.prod(shape))).unbind()
+    empty = call.inputs[0].new_empty
+    arriving = [empty(0 if index == place else math.prod(shape)) for index in range(len(parts))]
+    """Each in memory of its own: the result keeps but one."""
     finish = exchange(call, parts, [receiving(row, mine) for row in arriving])
 
     def results() -> list[torch.Tensor]:

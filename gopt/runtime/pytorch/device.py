@@ -98,7 +98,7 @@ class TorchSegment:
             operands = [*map(self._link.arrive, operands)]
         key = tuple((operand.shape, operand.stride(), operand.dtype) for operand in operands)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # the file says each type
                 is_new = key not in self._programs
                 if is_new:
                     self._programs[key] = self._program(operands)
@@ -280,9 +280,12 @@ def device_of_rank(compiled: bool | None = None, name: str | None = None) -> Tor
     """The device of this process. ``name``: ``cpu``, ``cuda`` or ``cuda:N``; None: a GPU where there is one, by the
     process's place on its machine. ``compiled``: whether Inductor compiles segments; None: on GPUs. Raises OptionError
     for a device that is not there."""
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise OptionError(f"there is no device {device}", "take cpu, or install a PyTorch that sees the GPU")
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:  # an unknown name
+        device = torch.device("meta")
+    if (device.index or 0) >= {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type, 0):
+        raise OptionError(f"there is no device {name}", "take cpu, or install a PyTorch that sees the GPU")
     if device.type == "cuda":
         index = local_rank() % torch.cuda.device_count() if device.index is None else device.index
         torch.cuda.set_device(device := torch.device("cuda", index))

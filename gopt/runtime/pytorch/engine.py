@@ -7,9 +7,10 @@ import os
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,8 @@ _AFTER = 3.0
 """Seconds that a launcher has to name the rank that died, before the others report a broken connection."""
 _SLACK = 60.0
 """Seconds beyond the deadline after which PyTorch itself gives a call up: the watchdog comes first."""
+_MOST_REDUCTIONS = 2
+"""Reductions on their way on the host, while further segments run."""
 
 _DOWN = f"{PIPELINE} down"
 """The group of values for earlier stages, beside the group of values for later ones."""
@@ -53,6 +56,7 @@ class TorchEngine:
         self.rank: int = dist.get_rank()
         self.watchdog = Watchdog(deadline, explain, lambda: os._exit(RunError("").exit_code))
         self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._reductions: list[weakref.ref[StartedCall]] = []
         if any(ranks != dist.get_world_size() for ranks in self.gather(mesh.ranks)):
             raise OptionError(
                 f"the launcher started {dist.get_world_size()} ranks, the folder holds {mesh.ranks}",
@@ -114,21 +118,39 @@ class TorchEngine:
                 attributes, inputs, self._groups[_DOWN if down else group], self._mesh.members(group, self.rank),
                 self.rank, self._device, index, self._sent,
             )  # fmt: skip
-            return StartedCall(self.watchdog, what, START[node.op_type](call))
+            started = StartedCall(self.watchdog, what, START[node.op_type](call))
+        if node.op_type == "ReduceScatter" and self._device.type == "cpu":
+            self._finish_reductions(started)
+        return started
+
+    def _finish_reductions(self, started: StartedCall) -> None:
+        """Wait for all reductions but the last two: parts of a whole gradient lie in memory until their sum."""
+        running = [*self._reductions, weakref.ref(started)]
+        for reference in running[:-_MOST_REDUCTIONS]:
+            if (call := reference()) is not None:
+                call.wait()
+        self._reductions = running[-_MOST_REDUCTIONS:]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class StartedCall:
     """A call on its way."""
 
     watchdog: Watchdog
     what: str
-    _finish: Callable[[], list[torch.Tensor]]
+    _finish: Callable[[], list[torch.Tensor]] | None
+    _results: list[torch.Tensor] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait until the outputs are there."""
+        if self._finish is not None:
+            with self.watchdog.on(self.what), named(self.what):
+                self._results, self._finish = self._finish(), None
 
     def result(self) -> list[torch.Tensor]:
         """Wait for the call; returns the outputs, or an empty list where they are undefined on this rank."""
-        with self.watchdog.on(self.what), named(self.what):
-            return self._finish()
+        self.wait()
+        return self._results
 
 
 class TorchCalls:

@@ -45,7 +45,7 @@ def refuse_unknown(settings: Iterable[str], names: Sequence[str]) -> None:
     unknown = sorted(set(settings) - set(names))
     if unknown:
         raise OptionError(
-            f"--set: {unknown[0]!r} is not a hyper-parameter of the step",
+            f"{unknown[0]!r} is not a hyper-parameter of the step",
             f"the step has {', '.join(names)}" if names else "the step has none",
             "an input of the model that has a stored value is a constant: store none for what is to be set",
         )

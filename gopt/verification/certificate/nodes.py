@@ -54,8 +54,7 @@ def rule_of(node: Node) -> str:
 
 @dataclass
 class CheckedProgram:
-    """A graph, the expression and the rule of each value; ``widened``: value behind a cast to a wider type -> the type
-    before."""
+    """A graph, expression and rule of each value; ``widened``: value behind a cast to a wider type -> type before."""
 
     head: Mapping[str, Any]
     graph: Graph
@@ -221,10 +220,9 @@ class NodeChecker(PointValues):
         """A sum of the operands with signs, or a product of powers."""
         record, rank = record_of(node), max(len(self.shape(of)) for of in numbers)
         rows = [wide(self.value(of), self.lead, rank) for of in numbers]
-        signs, exponents = record.signs, record.exponents
-        if signs:
+        if record.signs:
             return reduce(self.plus, (self.times(row, self.element(record.sign(at))) for at, row in enumerate(rows)))
-        return reduce(self.times, map(self.power, rows, exponents))
+        return reduce(self.times, map(self.power, rows, record.exponents))
 
     def _reduced(self, node: Node, numbers: Sequence[int], shape: tuple[int, ...]) -> Array:
         """A sum or a mean along dimensions, also of squares or of absolute values."""
@@ -233,7 +231,7 @@ class NodeChecker(PointValues):
             value = self.elementwise(self.key("Abs", {}), [value])
         if record.slope(0) is Slope.CURVED:
             value = self.times(value, value)
-        value = self.reduced(value, node.op_type, node.attributes, numbers, shape)
+        value = self.reduced(value, self.use(node.op_type, node.attributes, numbers, shape), shape)
         if record.pieces == "mean":
             value = self.times(value, self.element(Fraction(prod(shape), prod(self.shape(numbers[0])))))
         return self.elementwise(self.key("Sqrt", {}), [value]) if record.pieces == "l2" else value

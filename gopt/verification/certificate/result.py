@@ -10,8 +10,7 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class CertificateFault:
-    """A line that does not follow. ``line``: counted from 1; ``program``: the source or a rank; ``actual`` and ``due``:
-    the expression in the line and the expected expression."""
+    """A line that does not follow. ``line``: from 1; ``program``: source or rank; ``due``: the expected expression."""
 
     line: int
     program: str

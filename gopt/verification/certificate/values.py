@@ -1,8 +1,7 @@
 """Values of expressions at a random point: a number of a prime field in each element, on each member.
 
 Sums, products, quotients and movements of elements are computed; any further operator is a hash of the elements behind
-an element of the result. Expressions equal for all inputs are equal here; others differ, but for a chance below 2^-40:
-the point is drawn by the digest of certificate and files."""
+a result. Expressions equal for all inputs are equal; others differ, but for 2^-40: the digest of files is the seed."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ import onnx
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.operators.dims.elements import axes_of, softmax_axes
 from gopt.operators.dims.link import OperatorUse
-from gopt.operators.kinds import COMBINERS, GATHERS, LAYOUT, PRODUCTS, RESHAPES, SMOOTH_MAXIMA
-from gopt.operators.operator import Slope
+from gopt.operators.kinds import COMBINERS, GATHERS, LAYOUT, PRODUCTS, RESHAPES, SCATTERS, SMOOTH_MAXIMA
+from gopt.operators.operator import Indices, Slope
 from gopt.operators.table import OPERATORS, names, operator
 from gopt.runtime.capacity import check_elements
 from gopt.verification.certificate.field import Array, PrimeField
@@ -220,8 +219,7 @@ class PointValues(PrimeField):
         check_elements(self.shape(number), prod(self.extents[axis] for axis in self.members(number)))
 
     def formed(self, number: int) -> None:
-        """Raise WrongLine for an expression in no normal form: a single operand, or operands in order with an
-        attribute each."""
+        """Raise WrongLine for an expression in no normal form, such as operands in another order."""
         op, attributes, operands, _ = self.forms[number]
         fits = len(operands) == 1 if op in SINGLE else bool(operands) or op not in ("flat", "iterated")
         if op in ("linear", "product", "flat", *IDENTITY) and attributes != "members":
@@ -354,10 +352,6 @@ class PointValues(PrimeField):
         members = product(*(range(self.extents[axis]) for axis in axes))
         return joined([self.on(values[0], zip(axes, member)) for member in members], self.lead + axis)
 
-    def alike(self, value: Array) -> bool:
-        """Return whether all members agree."""
-        return all(bool((value == np.take(value, [0], at)).all()) for at in range(self.lead))
-
     def iterated(self, axis: str, values: Sequence[Array], shape: Any) -> Array:
         """The value after all micro-steps: the value after a step, the value before, and the initial value."""
         at, flat = self.axes.index(axis), [value.reshape(*value.shape[: self.lead], -1) for value in values]
@@ -457,8 +451,10 @@ class PointValues(PrimeField):
             rest = arrays[data:]
             if all(array is not None for array in rest):
                 return moved(values[:data], self.lead, lambda of: np.asarray(kernel(attributes, [*of, *rest])))
+        if op in SCATTERS and (value := self._scattered(record.indices, attributes, values, arrays[1])) is not None:
+            return value
         if record.sums:
-            return self.reduced(values[0], op, attributes, present, shape)
+            return self.reduced(values[0], self.use(op, attributes, present, shape), shape)
         if record.elementwise and record.choosers and arrays[0] is not None:
             rows = [wide(value, self.lead, len(shape)) for value in values[1:]]
             return self.filled(np.where(arrays[0], *rows), shape)
@@ -469,12 +465,27 @@ class PointValues(PrimeField):
             return self.filled(self.elementwise(key, values), shape)
         return self.opaque(key, values, self._indices(op, attributes, operands, shape, slot), shape)
 
-    def reduced(
-        self, value: Array, op: str, attributes: Mapping[str, Any], operands: Sequence[int | None],
-        shape: Sequence[int],
-    ) -> Array:  # fmt: skip
+    def _scattered(self, kind: Any, attributes: Mapping[str, Any], values: Sequence[Array], index: Any) -> Array | None:
+        """Elements added, or written once, at constant places; None for others."""
+        lead, how, shape = self.lead, attributes.get("reduction", "none"), values[0].shape[self.lead :]
+        if index is None or how not in ("add", "none"):
+            return None
+        cells, tuples = np.arange(prod(shape)).reshape(shape), tuple(np.moveaxis(index, -1, 0))
+        at = cells[tuples] if kind is Indices.TUPLE else np.take_along_axis(cells, index, attributes["axis"])
+        flat, at = joined([value.reshape(*value.shape[:lead], -1) for value in values[::2]], -1), at.reshape(-1)
+        result, rows = np.array(flat[..., : cells.size]), flat[..., cells.size :]
+        if how == "none" and np.unique(at).size != at.size:
+            return None  # in any order
+        result[..., at] *= np.uint64(how == "add")
+        while at.size:
+            once, spots = np.unique(at, return_index=True)
+            result[..., once] = self.plus(result[..., once], rows[..., spots])
+            at, rows = np.delete(at, spots), np.delete(rows, spots, -1)
+        return result.reshape(*result.shape[:lead], *shape)
+
+    def reduced(self, value: Array, use: OperatorUse, shape: Sequence[int]) -> Array:
         """The sum along the dimensions of a reduction."""
-        axes = axes_of(self.use(op, attributes, operands, shape))
+        axes = axes_of(use)
         if axes is None:
             raise WrongLine("open axes", lemma="open shape")
         value = self.total(value, tuple(self.lead + axis for axis in axes), keep=True)
@@ -492,8 +503,7 @@ class PointValues(PrimeField):
     def _indices(
         self, op: str, attributes: Mapping[str, Any], operands: Sequence[int | None], shape: Sequence[int], slot: int
     ) -> list[tuple[tuple[Any, ...], int]]:
-        """The indices along which elements of a result depend on operands' elements at the place alone: dimensions of
-        the operands, and the dimension of the result."""
+        """The indices of elements that depend on operands' at the place alone: dimensions of operands and result."""
         dims = operator(op).dims
         if dims is None:
             return []

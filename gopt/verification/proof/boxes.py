@@ -6,6 +6,7 @@ the operator on whole values, or, where the operator sums over the dimension, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import cast
@@ -19,11 +20,11 @@ from gopt.verification.proof.expressions import (
     TAKE,
     VIEW,
     Coefficient,
-    Elements,
     Piece,
     broadcast,
     elements,
 )
+from gopt.verification.proof.movements import Movements
 from gopt.verification.proof.selections import (
     Runs,
     Selection,
@@ -56,7 +57,7 @@ def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
     return None
 
 
-class Boxes(Elements):
+class Boxes(Movements):
     """Expressions of whole values and of parts.
 
     Parts taken by the source itself are whole values; ``known``: root -> their selections."""
@@ -67,21 +68,13 @@ class Boxes(Elements):
         self._shapes: dict[int, dict[Sizes, None]] = {}
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
-        self.sealed = False
-        self.of_ranks = 0
-        """The first number behind the source's."""
-        self._results_of: dict[str, dict[Sizes, None]] = {}
-        """Operator -> the shapes of the results in the source."""
-        self._readers: dict[tuple[str, int], list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, _, operands, shape) in enumerate(list(self.all)):
-            if elements(shape) is not None:
-                self._results_of.setdefault(op, {})[shape] = None  # type: ignore[index]
-            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
-                self._readers.setdefault((op, operand), []).append(number)
+            if op not in (TAKE, FLAT, VIEW):
+                continue
             base = self._base(number) if op in (TAKE, FLAT) else None
             if base is not None:
                 part = self.view(number, sizes_of(base[1], self._sizes(base[0]) or ()))
@@ -89,18 +82,32 @@ class Boxes(Elements):
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
 
+    @cached_property
+    def _results_of(self) -> dict[str, dict[Sizes, None]]:
+        """Operator -> the shapes of the results in the source."""
+        result: dict[str, dict[Sizes, None]] = {}
+        for op, _, _, shape in self.all[: self.of_ranks]:
+            if elements(shape) is not None:
+                result.setdefault(op, {})[shape] = None  # type: ignore[index]
+        return result
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, int], list[int]]:
+        """Operator and operand -> the expressions in the source, but for sums, products and rows."""
+        result: dict[tuple[str, int], list[int]] = {}
+        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
+            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
+                result.setdefault((op, operand), []).append(number)
+        return result
+
     def lengths(self, op: str, dim: int) -> Sequence[int]:
         """The lengths of a dimension in the results of an operator in the source."""
-        sizes = self._results_of.get(op, ())
+        sizes = self._results_of.get(op, ()) if self.sealed else ()
         return tuple(dict.fromkeys(shape[dim] for shape in sizes if dim < len(shape)))
 
     def readers(self, op: str, operand: int) -> Sequence[int]:
         """The readers of an expression in the source, of an operator."""
-        return self._readers.get((op, operand), ())
-
-    def _sizes(self, number: int) -> Sizes | None:
-        shape = self.shape(number)
-        return None if elements(shape) is None else shape  # type: ignore[return-value]
+        return self._readers.get((op, operand), ()) if self.sealed else ()
 
     def _base(self, number: int) -> Box | None:
         """The expression and the ranges behind a part, in the shape of the expression."""
@@ -117,23 +124,6 @@ class Boxes(Elements):
             return operands[0], rows
         whole, selection = self._base(operands[0]) or (0, ())
         return whole, tuple(map(inside, selection, rows))
-
-    def alike(self, number: int, second: int) -> bool:
-        """Return whether two expressions are the same elements of a value, in one shape."""
-        if number == second or self.shape(number) != self.shape(second):
-            return number == second
-        ranges = self._ranges(number)
-        return ranges is not None and ranges == self._ranges(second)
-
-    def _ranges(self, number: int) -> tuple[int, Runs] | None:
-        """A value and the ranges of the elements in a part, in row-major order; None for many, or for no part."""
-        root = self.root(number)
-        op, spans, operands, _ = self.all[root]
-        if op == FLAT and len(set(operands)) == 1 and self.all[operands[0]].op != TAKE:
-            return operands[0], joined(cast(Runs, spans))
-        whole, selection = self._base(root) or (root, ())
-        runs = flattened(selection, self._sizes(whole) or ()) if selection else None
-        return None if runs is None else (self.root(whole), runs)
 
     # --- boxes ---
 
@@ -254,6 +244,12 @@ class Boxes(Elements):
         part = self._sizes(number) or ()
         if 1 in part:
             yield from self._reshaped(*box, part)
+
+    def wholes_of(self, number: int) -> Iterator[Box]:
+        """The box of a part, and the boxes of the part in values of which the source has a part around."""
+        if (box := self.box(number)) is not None:
+            yield box
+            yield from self._raw(number).items()
 
     def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
         """A whole value in the shapes where a selection has the shape ``part``, those of the source in front."""
@@ -405,6 +401,7 @@ class Boxes(Elements):
             boxes.append(box)
         if not chosen:
             return None
+        boxes = [box or self._same_part(operand, chosen, len(shape)) for operand, box in zip(operands, boxes)]
         longer = list(shape)
         selection: list[Runs | None] = [None] * len(shape)
         for dim, (size, runs) in chosen.items():
@@ -418,6 +415,16 @@ class Boxes(Elements):
         if result is None or self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
+
+    def _same_part(self, number: int, chosen: Mapping[int, tuple[int, Runs]], rank: int) -> Box | None:
+        """The whole value behind a part that the source takes too, where other operands are these very ranges."""
+        op, selection, operands, _ = self.all[number]
+        sizes = self._sizes(operands[0]) if op == TAKE else None
+        if sizes is None:
+            return None
+        runs = cast(Selection, selection)
+        pairs = enumerate(zip(sizes, runs), rank - len(sizes))
+        return (operands[0], runs) if {dim: part for dim, part in pairs if part[1] is not None} == chosen else None
 
     def _whole_operands(
         self, operands: Sequence[int], boxes: Sequence[Box | None], chosen: Mapping[int, tuple[int, Runs]], rank: int,
@@ -466,7 +473,9 @@ class Boxes(Elements):
         if len(shape) == 1 or (mixed and prod(shape[:axis]) == 1):
             if sum(len(self.pieces(number)) for number in numbers) > RANGES:
                 return self._number(CONCAT, axis, tuple(numbers), shape)
-            return self.view(self.flat(piece for number in numbers for piece in self.pieces(number)), shape)
+            row = self.flat(piece for number in numbers for piece in self.pieces(number))
+            row = self.view(row, shape)
+            return row if len(shape) == 1 else self._by_source(row)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
         choices = [self._raw(number) for number in numbers]
@@ -486,7 +495,13 @@ class Boxes(Elements):
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
-        return result
+        return self._by_source(result)
+
+    def _by_source(self, number: int) -> int:
+        """The expression of the source for a rank's values in a row."""
+        base = self._base(number)
+        whole = number if base is None else base[0]
+        return number if self.root(whole) < self.of_ranks else self.of_source(number)
 
     def _joined_along(self, numbers: Sequence[int], axis: int, shape: Sizes, dim: int) -> int | None:
         """Parts in a row along a whole dimension, of a part of a second dimension of a common whole value."""

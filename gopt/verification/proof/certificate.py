@@ -24,8 +24,8 @@ from gopt.verification.proof.relation import RankRelation
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
-Section = dict[str, tuple[int, str]]
-"""Value of a graph -> the expression, and the kind: an input, a constant, or the domain of its node."""
+Section = dict[str, tuple[int, str, str]]
+"""Value of a graph -> the expression, the kind: an input, a constant, or an operator; and the rule."""
 
 
 class CertificateWriter:
@@ -172,11 +172,14 @@ class CertificateWriter:
             if number is None or self.expressions.all[number].op == UNDEFINED:
                 continue
             node = producers.get(name) if name not in graph.inputs else None
-            kind = "input" if name in graph.inputs else "constant" if node is None else node.domain
-            if lead.get(name) != (number, kind):
-                rule = kind if node is None else self._rule(node, values)
-                self.values.append({"value": name, "number": number, "rule": rule})
-            section[name] = number, kind
+            kind = "input" if name in graph.inputs else "constant" if node is None else operator_name(node)
+            before, of, rule = lead.get(name, (-1, "", ""))
+            if (before, of) != (number, kind):
+                due = kind if node is None else self._rule(node, values)
+                if (before, rule) != (number, due):
+                    self.values.append({"value": name, "number": number, "rule": due})
+                rule = due
+            section[name] = number, kind, rule
         return section
 
     def _rule(self, node: Node, values: SweptValues) -> str:

@@ -10,10 +10,12 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
+from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays
-from gopt.verification.proof.expressions import Shape, elements
+from gopt.verification.proof.expressions import Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
-from gopt.verification.proof.selections import along, length, nth, replaced
+from gopt.verification.proof.movements import LOOKUP
+from gopt.verification.proof.selections import along, joined, length, nth, replaced
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -38,6 +40,7 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
             return reader.expressions.linear({chosen: 1}, shape) if reader.floating(node) else chosen
     if reader.expressions.uniform(otherwise) == 0:
         rows = _chosen_rows(reader, flag, value, shape)
+        rows = _rows_at_places(reader, flag, value, shape) if rows is None else rows
         if rows is not None:
             return rows
     return _counted(reader, operands, shape)
@@ -78,6 +81,30 @@ def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int
     return expressions.view(part, shape)
 
 
+def _rows_at_places(reader: NodeReader, flag: int, value: int, shape: Shape) -> int | None:
+    """Some rows of the source's lookup at constant positions: flags follow one dimension of the positions."""
+    expressions, array, flags = reader.expressions, reader.table.array, reader.table.array(flag)
+    op, attributes, operands, rows = expressions.all[value]
+    if op != LOOKUP or rows != shape or flags is None or shape is None or broadcast((flags.shape, shape)) != shape:
+        return None
+    local, axis = array(operands[1]), dict(attributes[0]).get("axis", 0) % len(expressions.shape(operands[0]) or ())  # type: ignore[index]
+    varying = [dim for dim in range(flags.ndim) if (flags != flags.take([0], dim)).any()]
+    if local is None or len(varying) != 1:
+        return None
+    chosen = np.flatnonzero(np.moveaxis(flags, varying[0], 0).reshape(flags.shape[varying[0]], -1)[:, 0])
+    at = len(shape) - flags.ndim + varying[0] - axis
+    if not 0 <= at < local.ndim or local.shape[at] != flags.shape[varying[0]]:
+        return None
+    for whole in expressions.readers(op, operands[0]):
+        index = array(expressions.all[whole].operands[1])
+        if index is None or expressions.all[whole][1::2] != (attributes, shape) or index.shape != local.shape:
+            continue
+        if (index.take(chosen, at) == local.take(chosen, at)).all():
+            runs = joined((int(place), int(place) + 1) for place in chosen)
+            return expressions.parted(whole, whole, (None, at), local.shape[at], runs)
+    return None
+
+
 def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int | None:
     """A count kept from zero, with 1 in place of zero; a multiple of a count, with 0 where the count is zero."""
     expressions = reader.expressions
@@ -99,15 +126,26 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
 def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """Constant places of a part, as places of the whole value; places from the end, as places from the start."""
     sizes = reader.expressions.shape(operands[0]) or ()
-    size = sizes[node.attributes.get("axis", 0) % len(sizes)] if sizes else None
+    axis = node.attributes.get("axis", 0)
+    if axis < 0 and sizes:
+        counted = Node(
+            node.op_type, node.inputs, node.outputs, attributes={**node.attributes, "axis": axis + len(sizes)}
+        )
+        (number,) = reader.results(counted, operands, [shape])
+        return number
+    size = sizes[axis] if sizes else None
+    if arrays[1] is not None and arrays[1].size == 1 and isinstance(size, int) and 0 <= int(arrays[1].item()) < size:
+        at = int(arrays[1].item())
+        part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
+        return reader.expressions.view(part, (*sizes[:axis], *arrays[1].shape, *sizes[axis + 1 :]))
     if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
         index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
         (number,) = reader.results(node, [operands[0], index], [shape])
         return number
-    box = reader.expressions.box(operands[0])
-    if box is None or arrays[1] is None:
+    if arrays[1] is None or not (boxes := list(reader.expressions.wholes_of(operands[0]))):
         return None
-    (whole, selection), indices = box, arrays[1]
+    read = (box for box in boxes if reader.expressions.readers(node.op_type, box[0]))
+    (whole, selection), indices = next(read, boxes[0]), arrays[1]
     axis = node.attributes.get("axis", 0) % len(selection)
     runs = selection[axis]
     if runs is None:
@@ -125,7 +163,10 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
     """The rank's part of a sum of whole data and updates, where updates of other positions are zeros."""
     expressions = reader.expressions
     data, position, updates = operands
+    if shape is not None and expressions.shape(data) != shape:  # the file may say another
+        return None
     written = _written(reader, node, operands, arrays, shape)
+    written = _added_at_places(reader, node, operands, arrays, shape) if written is None else written
     if written is not None:
         return written
     flag, added, otherwise = (*expressions.all[expressions.root(updates)].operands, 0, 0, 0)[:3]
@@ -186,6 +227,36 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
         zero = reader.expressions.constant(0, (stop - start, *rest))
         parts.append(zero if begin < 0 else reader.expressions.take(updates, selection))
     return reader.expressions.concatenated(parts, 0)
+
+
+def _added_at_places(
+    reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape
+) -> int | None:
+    """Neighbouring rows of the source's sum of rows at constant positions; all further rows are zeros."""
+    expressions, local, updates = reader.expressions, arrays[1], operands[2]
+    form, sizes = expressions.all[expressions.root(updates)], expressions.shape(updates)
+    if node.attributes.get("reduction") != "add" or "Elements" in node.op_type or local is None or not shape:
+        return None
+    flags = np.ones(local.size, bool)
+    if form.op == CHOICE and expressions.uniform(form.operands[2]) == 0:
+        flag = reader.table.array(form.operands[0])
+        if flag is None or not _flags_rows(reader, node, form.operands[0], updates, operands[1]):
+            return None
+        flags, updates = flag.reshape(-1), expressions.view(form.operands[1], sizes)
+    if local.shape[-1] != 1 or not flags.any() or expressions.uniform(operands[0]) != 0:
+        return None
+    for whole in expressions.readers(node.op_type, updates):
+        data, position, _ = expressions.all[whole].operands
+        index = reader.table.array(position)
+        alike = expressions.all[whole].attributes == (frozen(node), 0) and expressions.uniform(data) == 0
+        if index is None or not alike or index.shape != local.shape or (index < 0).any():
+            continue
+        starts, size = np.unique((index - local).reshape(-1)[flags]), int((expressions.shape(whole) or ())[0] or 0)
+        start, stop = int(starts[0]), int(starts[0]) + int(shape[0] or 0)
+        inside = ((start <= index) & (index < stop)).reshape(-1)
+        if len(starts) == 1 and (inside == flags).all() and 0 <= start < stop <= size:
+            return expressions.take(whole, along(0, ((start, stop),), len(shape)))
+    return None
 
 
 def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, position: int) -> bool:

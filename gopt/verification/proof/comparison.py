@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gopt.artifact.manifest_entries import LocalState
 from gopt.artifact.pieces import Piece, cover
@@ -45,11 +46,17 @@ class Comparison:
     ) -> None:  # fmt: skip
         self.expressions, self.training, self.relation = expressions, relation.training, relation
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
-        self.words = Words(expressions, expected.names, constants.values)
-        self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
-        self.roundings = constants.roundings
+        self.constants = constants
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""
+
+    @cached_property
+    def words(self) -> Words:
+        return Words(self.expressions, self.expected.names(self.expressions), self.constants.values)
+
+    @cached_property
+    def examples(self) -> CounterExamples:
+        return CounterExamples(self.expressions, self.training, self.mesh, self.constants)
 
     def proof(self) -> RankProof:
         """The claims of all values."""
@@ -76,7 +83,7 @@ class Comparison:
             if claim.verdict is ProofVerdict.PROVEN and not self._complete(claim.name, covered[claim.name]):
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         claims += [*self._shown(), *self._sums(), *self.relation.claims]
-        return RankProof(len(self.actual), claims, len(self.expressions.all), dict(self.roundings))
+        return RankProof(len(self.actual), claims, len(self.expressions.all), dict(self.constants.roundings))
 
     def _shown(self) -> Iterator[Claim]:
         """Losses and metrics of a step, or outputs of a forward model."""
@@ -188,3 +195,22 @@ class Comparison:
                     for root, _, _ in self.expressions.pieces(produced):
                         first.setdefault(self.expressions.bare(root), name)
         return self._nodes[rank].get(self.expressions.bare(number))
+
+
+class OpenClaim(Exception):
+    """A claim without a proof."""
+
+
+class WithoutOpenClaims(Comparison):
+    """Claims, all of them proven. Raises OpenClaim."""
+
+    def proof(self) -> RankProof:
+        result = super().proof()
+        if not result.proven:  # a piece that no rank holds
+            raise OpenClaim
+        return result
+
+    def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
+        if apart:
+            raise OpenClaim
+        return super()._claim(name, kind, apart)

@@ -35,8 +35,8 @@ class ConstantTable:
 
     def __init__(self, expressions: Expressions) -> None:
         self.expressions = expressions
-        self.arrays: dict[int, np.ndarray] = {}
-        """Whole numbers and flags of at most ``SMALL`` elements, by the number of the expression."""
+        self.arrays = expressions.arrays
+        """Whole numbers and flags of at most ``SMALL`` elements, by number."""
         self.values: dict[Expression, np.ndarray] = {}
         """All constants with more than a single number in their elements."""
         self.origins: dict[int, tuple[Graph, Node, int]] = {}

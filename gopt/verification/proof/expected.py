@@ -40,19 +40,24 @@ MICRO = "micro-steps"
 class Expected:
     """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
 
-    ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``names``:
-    number -> a value of the source, in words. ``wire``: tensor -> type on servers, and on the way to trainers.
-    ``programs``: all values before and behind the combined gradients."""
+    ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``wire``:
+    tensor -> type on servers, and on the way to trainers. ``programs``: all values before and behind the combined
+    gradients."""
 
     start: Values
     during: Values
     states: Values
     shown: Values
-    names: dict[int, str]
     wire: Mapping[str, tuple[str, str]]
     programs: tuple[Values, Values]
 
     _cached: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def names(self, expressions: Expressions) -> dict[int, str]:
+        """Number -> a value of the source, in words."""
+        local, update = self.programs
+        behind = {name: number for name, number in update.items() if name not in local}
+        return {expressions.root(number): repr(name) for values in (behind, local) for name, number in values.items()}
 
     def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         """A rank's pieces of a state, flat; a copy has the type of the message. Ranks share the records of states that
@@ -86,7 +91,7 @@ class Specification:
 
     def read(self) -> Expected:
         """The expressions of the whole step."""
-        training, expressions = self.training, self.expressions
+        relation, training, expressions = self.relation, self.training, self.expressions
         types = training.graph.types
         start: Values = {}
         during: Values = {}
@@ -99,7 +104,8 @@ class Specification:
         stored = training.graph.initializers
         constants = {name: self.constants.stored(stored[name]) for name in self.relation.constants}
         sent = {name: as_type(expressions, during[name], *types) for name, types in self.relation.wire.items()}
-        local = self._swept(self._local_graph(), during | sent | inputs)
+        leaves = {name: expressions.leaf("value", name, types[name].shape, self.varying) for name in relation.leaves}
+        local = self._swept(self._local_graph(), during | sent | inputs | leaves)
         gradients = self._gradients(local)
         means = {
             name: expressions.reduced(local[value], self.varying, "mean") for name, value in training.shared.items()
@@ -113,11 +119,8 @@ class Specification:
             else update[state.updated] for state in training.states
         }  # fmt: skip
         shown = {name: local[name] if name in local else update[name] for name in training.shown}
-        produced = {name: number for name, number in update.items() if name not in gradients}
-        names = {
-            expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
-        }
-        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire, (local, update))
+        start |= inputs | leaves | constants
+        return Expected(start, during, states, shown, self.relation.wire, (local, update))
 
     def _batch(self, name: str) -> int:
         """An input of the batch: of each rank along data axes, or of all alike."""
@@ -132,7 +135,8 @@ class Specification:
 
     def _local_graph(self) -> Graph:
         relation, training = self.relation, self.training
-        local = local_graph(training, self.reduction.value, training.forward_metrics)
+        shown = [*training.forward_metrics, *(name for name in training.shown if name in relation.leaves)]
+        local = local_graph(training, self.reduction.value, shown, relation.leaves)
         local = inlined(local)  # before calls are put in
         if relation.synchronised != SynchronisedValues():
             local = with_shared_means(local, relation.synchronised)

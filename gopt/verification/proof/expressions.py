@@ -42,6 +42,7 @@ STATE, INITIAL = "state", "initial state"
 EXTREME_PART = "extreme of a part"
 CONCAT, SUM = "in a row", "sum along"
 """Forms of values in a row along an axis, and of sums along some dimensions."""
+PERMUTED = "permuted"
 EXP = "Exp"
 LOG = "Log"
 LOWEST, HIGHEST = "lowest", "highest"
@@ -52,7 +53,7 @@ DIGITS = "digits"
 """Whole numbers taken apart by a step, and put together with another one."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
-    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered",
+    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, PERMUTED, "round", "cast", "on member", "gathered",
     CONCAT, COUNTED,
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
@@ -228,7 +229,8 @@ class Elements:
             plain = number == ONE or (op == LINEAR and operands in ((), (ONE,)))
             self._ranged.append((count != 1 or inner == FLAT) and not plain)
             self._direct.append(op not in _PLACED)
-            traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
+            some = (op == TOTAL and attributes) or (op == FLAT and count == 1)
+            traits = _SOME_ELEMENTS if some else _TRAITS.get(op, 0)
             if op == LINEAR or op in _PLACED:
                 traits = reduce(or_, map(self._traits.__getitem__, of), traits)
             self._traits.append(traits)
@@ -327,7 +329,7 @@ class Elements:
                     joined |= 0 if change else _VANISHED
                 total[atom] = change
         if joined & _SOME_ELEMENTS:
-            total = self._joined_totals(total)
+            total = self._joined_totals(self._single_elements(total))
         if joined & (_SOME_ELEMENTS | SOME_TERMS):
             total = self._joined_parts(total)
         if joined & _MOVED:
@@ -337,8 +339,11 @@ class Elements:
         if vanished:
             rest = [atom for atom in atoms if total[atom]]
             atoms = [atom for atom in atoms if total[atom] or not (self.finite[atom] or self._covered(atom, rest))]
-        if len(atoms) == 1 and total[atoms[0]] == 1 and self.shape(atoms[0]) == shape:
-            return atoms[0]
+        if len(atoms) == 1 and total[atoms[0]] == 1:
+            if self.shape(atoms[0]) == shape:
+                return atoms[0]
+            if joined & _SOME_ELEMENTS and elements(shape) == 1:
+                return self.view(atoms[0], shape)
         number = self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
         self._traits[number] |= _VANISHED if vanished else 0
         return number
@@ -798,6 +803,20 @@ class Elements:
                 yield ONE, factor * count
             else:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
+
+    def _single_elements(self, terms: Mapping[int, Coefficient]) -> Mapping[int, Coefficient]:
+        """Terms in which several elements of an expression are sums over ranges of the expression."""
+        rows: dict[int, list[Piece]] = {}
+        for atom in terms:
+            if self.elements(atom) == 1 and self.all[self.root(atom)].op == FLAT:
+                rows.setdefault(self.pieces(atom)[0][0], []).append((atom, *self.pieces(atom)[0][1:]))
+        result = dict(terms)
+        for root, row in rows.items():
+            for atom, start, stop in row if len(row) > 1 else ():
+                factor = result.pop(atom)
+                for part, change in self._total_terms(root, start, stop):
+                    result[part] = result.get(part, 0) + factor * change
+        return result
 
     def _joined_totals(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Sums over elements of an expression, joined by the coefficient of each element."""

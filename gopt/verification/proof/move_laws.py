@@ -13,7 +13,7 @@ from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
+from gopt.verification.proof.expressions import PARTED, PERMUTED, Shape, applied, broadcast, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
         elif made is None or made.is_in(CASTS) or made.captures:
             return False
         else:
-            names += made.reads
+            packed = made.domain == COMM and len(made.inputs) == len(made.outputs)
+            names += [made.inputs[made.outputs.index(name)]] if packed else made.reads
     return read is not None
 
 
@@ -155,7 +156,7 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     if box is not None:
         return reader.expressions.take(permuted(reader, box[0], perm), tuple(box[1][dim] for dim in perm))
     expression = reader.expressions.all[number]
-    if expression.op == "permuted" and isinstance(expression.attributes, tuple):
+    if expression.op == PERMUTED and isinstance(expression.attributes, tuple):
         perm = tuple(expression.attributes[dim] for dim in perm)
         number = expression.operands[0]
     sizes = reader.expressions.shape(number) or ()
@@ -166,7 +167,7 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     value = reader.expressions.uniform(number)
     if value is not None:
         return reader.expressions.constant(value, shape)
-    return reader.expressions.apply("permuted", perm, [number], shape)
+    return reader.expressions.apply(PERMUTED, perm, [number], shape)
 
 
 def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

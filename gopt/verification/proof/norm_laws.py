@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
     """The results by the definition of the operator; None for one without a definition here."""
-    if not all(map(reader.expressions.elements, operands)) or not reader.floating(node):
+    defined = node.is_in(PART_NORMS) or node.op_type in GLOBAL_POOLS or record_of(node).running
+    if not defined or not all(map(reader.expressions.elements, operands)) or not reader.floating(node):
         return None
     if node.is_in(PART_NORMS):
         return _group_norm(reader, node, operands)

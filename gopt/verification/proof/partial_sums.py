@@ -60,11 +60,20 @@ class PartialSums(Boxes):
 
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
+        self._takes: dict[tuple[int, Selection], int] = {}
         self._sums: dict[tuple[int, tuple[int, ...], bool], tuple[int, int | None]] = {}
         self.reaches: dict[int, Callable[[Hashable, Selection], Runs | None]] = {}
         """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
 
     def take(self, number: int, selection: Selection) -> int:
+        if not self.sealed or self.joinable((number,)):  # with rules that come to be known
+            return self._taken(number, selection)
+        key = number, selection
+        if key not in self._takes:
+            self._takes[key] = self._taken(number, selection)
+        return self._takes[key]
+
+    def _taken(self, number: int, selection: Selection) -> int:
         op, attributes, operands, _ = self.all[number]
         if op == PARTED and operands[0] in self.reaches and operands[0] == attributes[0]:  # type: ignore[index]
             return self._reached(operands[0], attributes[1], selection)  # type: ignore[index]

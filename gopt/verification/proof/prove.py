@@ -6,15 +6,16 @@ the source's new states at the end, for the combined gradients of all batches.""
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import cast
 
 from gopt.collectives.messages import ROUND_INPUT
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.proof.comparison import Comparison, RankValues
+from gopt.verification.proof.comparison import Comparison, OpenClaim, RankValues, WithoutOpenClaims
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.draws import axes_of_draws
 from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
@@ -29,10 +30,25 @@ from gopt.verification.proof.rounds import RoundSweep, round_number
 from gopt.verification.proof.rows import RowLaws, RowReader
 from gopt.verification.proof.selections import Selection
 from gopt.verification.proof.sweep import Sweep
+from gopt.verification.proof.unchanged_nodes import without_unchanged_nodes
+
+
+def proof_of(relation: ProofRelation, advance: ProgressCallback = no_progress) -> RankProof:
+    """The claims of a relation: without the unchanged nodes of the source, if this proves all claims."""
+    with gc_paused():
+        shorter = without_unchanged_nodes(relation)
+        if shorter is not None:
+            with suppress(OpenClaim, GoptError):  # the whole says what is wrong, and where
+                proof = ShortProver(shorter, advance).run()
+                if proof.proven:
+                    return proof
+    return Prover(relation, advance).run()
 
 
 class Prover:
     """The source and the ranks of a relation, ready to be compared."""
+
+    comparison: type[Comparison] = Comparison
 
     def __init__(self, relation: ProofRelation, advance: ProgressCallback = no_progress) -> None:
         self.relation, self.advance = relation, advance
@@ -65,7 +81,7 @@ class Prover:
                 raise InputError(error.message, *error.hints, self.relation.remedy) from None
             except UnsupportedError as error:
                 raise UnsupportedError(error.message, *error.hints, *filter(None, [self.relation.instead])) from None
-            return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
+            return self.comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
 
     def reader(self, graph: Graph) -> NodeReader:
         """A reader of nodes; tables are read by rows."""
@@ -244,3 +260,9 @@ class Prover:
         for name in graph.outputs:
             if name in rank.outputs and states.setdefault(f"output {name}", results[name]) != results[name]:
                 states[f"output {name}"] = self._unknown(rank, name, results[name])  # two phases show two values
+
+
+class ShortProver(Prover):
+    """A prover that says nothing of open claims. Raises OpenClaim."""
+
+    comparison = WithoutOpenClaims

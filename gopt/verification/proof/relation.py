@@ -84,6 +84,8 @@ class ProofRelation:
     reductions: tuple[StatisticReduction, ...] = ()
     alike: frozenset[str] = frozenset()
     """Inputs of the batch that all ranks have alike."""
+    leaves: tuple[str, ...] = ()
+    """Values in front of the source's update without an expression of operands (``unchanged_nodes``)."""
     remedy: str = ""
     """The hint for a file unlike the relation."""
     instead: str = ""
@@ -122,7 +124,7 @@ class ProofRelation:
         """The stored values of the source behind inputs or stored values of ranks."""
         values = {part.value for rank in self.ranks for part in rank.inputs.values()}
         values |= {piece.tensor for rank in self.ranks for part in rank.inputs.values() for piece in part.pieces}
-        return frozenset(values.difference(self.training.batch, self.training.hyper))
+        return frozenset(values.difference(self.training.batch, self.training.hyper, self.leaves))
 
     @property
     def local(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ the rows of the table from the start or from the end: any other number fails."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -15,9 +16,21 @@ from gopt.operators.table import operator
 from gopt.verification.proof.constants import SMALL, ConstantTable
 from gopt.verification.proof.evaluation import computed
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import ADDED, CONCAT, LINEAR, LOOKED_UP, ONE, PRODUCT, Shape, elements
+from gopt.verification.proof.expressions import (
+    ADDED,
+    CONCAT,
+    LINEAR,
+    LOOKED_UP,
+    ONE,
+    PERMUTED,
+    PRODUCT,
+    TAKE,
+    Shape,
+    elements,
+)
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.selections import Selection
 
 NUMBERS, MERGED = "row numbers", "merged rows"
 """The numbers and the rows of the merged gradient of a part of a table."""
@@ -99,7 +112,10 @@ class RowLaws:
 
     def _kept(self, number: int, rows: int) -> int | None:
         """The numbers in front of an operator without effect on numbers of rows, or None."""
-        op, _, operands, _ = self.expressions.all[number]
+        op, attributes, operands, _ = self.expressions.all[number]
+        if op == TAKE:
+            front = self._kept(operands[0], rows)
+            return None if front is None else self.expressions.take(front, cast(Selection, attributes))
         values = [self.table.arrays.get(operand) for operand in operands]
         free = [index for index, value in enumerate(values) if value is None]
         if number not in self.table.origins or len(free) != 1 or rows > SMALL or not operator(op).elementwise:
@@ -190,7 +206,7 @@ class RowReader(NodeReader):
         """Rows added by a product with the transposed one-hot matrix of numbers in lookups."""
         expressions, (matrix, rows) = self.expressions, operands
         moved, size = expressions.all[expressions.root(matrix)], expressions.shape(rows) or ()
-        if moved.op != "permuted" or len(size) != 2 or len(expressions.shape(matrix) or ()) != 2:
+        if moved.op != PERMUTED or len(size) != 2 or len(expressions.shape(matrix) or ()) != 2:
             return None
         chosen = expressions.all[expressions.root(moved.operands[0])]
         if chosen.op != ONE_HOT or chosen.attributes != ((), 0):

@@ -12,6 +12,7 @@ from gopt.ir.graph import Node
 from gopt.operators.dims.elements import softmax_axes
 from gopt.operators.kinds import COMBINERS, NORM_REDUCTIONS
 from gopt.operators.operator import Operator, Slope
+from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.expressions import EXTREMES, Shape, applied, elements
 from gopt.verification.proof.selections import along, replaced
@@ -126,11 +127,36 @@ def gemm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
 def convolution(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """A convolution, and the bias of each channel apart."""
     if len(operands) < 3 or shape is None:
-        return None
+        return of_groups(reader, node, operands, shape)
     plain = Node(node.op_type, node.inputs[:2], node.outputs, attributes=node.attributes)
     (number,) = reader.results(plain, operands[:2], [shape])
     bias = reader.expressions.view(operands[2], (shape[1], *[1] * (len(shape) - 2)))
     return reader.expressions.elementwise(reader.expressions.added, [number, bias])
+
+
+def of_groups(
+    reader: NodeReader, node: Node, operands: Sequence[int], shape: Shape, *, transposed: bool = False
+) -> int | None:
+    """Some groups of a convolution: channels of the convolution of all groups."""
+    expressions, groups = reader.expressions, int(node.attributes.get("group", 1))
+    data, kernel = (expressions.box(operand) for operand in operands)
+    if shape is None or data is None or kernel is None or any(data[1][:1] + data[1][2:]) or any(kernel[1][1:]):
+        return None
+    channels, rows = data[1][1] or (), kernel[1][0]
+    read, made = ((expressions.shape(operands[0]) or ())[1] // groups, shape[1] // groups)  # type: ignore[operator]
+    size = int((expressions.shape(data[0]) or ())[1] or 0)
+    if any(start % read or stop % read for start, stop in channels):
+        return None
+    chosen = tuple((start // read * made, stop // read * made) for start, stop in channels)
+    after, before = (size // read * made, *shape[2:]), (channels if transposed else chosen)
+    if rows != before or (expressions.shape(kernel[0]) or ())[0] != (size if transposed else after[0]):
+        return None
+    whole = Node(node.op_type, node.inputs, node.outputs, attributes={**node.attributes, "group": size // read})
+    due = (frozen(whole), 0), (data[0], kernel[0])
+    if all(expressions.all[number][1:3] != due for number in expressions.readers(node.op_type, data[0])):
+        return None  # channels of a sum, maybe
+    (number,) = reader.results(whole, [data[0], kernel[0]], [(shape[0], *after)])
+    return expressions.take(number, along(1, chosen, len(shape)))
 
 
 def extreme(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

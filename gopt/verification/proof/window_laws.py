@@ -17,10 +17,10 @@ from gopt.ir.types import numpy_dtype
 from gopt.operators.dims.link import OperatorUse
 from gopt.operators.dims.windows import Sliding, mean_counts, paddings, plain_mean, slices, sliding
 from gopt.operators.kinds import CONVOLUTIONS, POOLS
-from gopt.verification.proof import move_laws, place_laws
+from gopt.verification.proof import move_laws, place_laws, sum_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
-from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, TAKE, VIEW, Shape
+from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
@@ -65,7 +65,7 @@ def window(reader: NodeReader, number: int) -> PlacesRead | None:
     result: PlacesRead | None = None
     if whole >= expressions.of_ranks and op == CONCAT:
         result = _row(reader, operands, cast(int, attributes))
-    elif whole >= expressions.of_ranks and op == "permuted":
+    elif whole >= expressions.of_ranks and op == PERMUTED:
         perm, inner = cast(tuple[int, ...], attributes), window(reader, operands[0])
         if inner is not None:
             moved = move_laws.permuted(reader, inner.whole, perm)
@@ -153,7 +153,9 @@ def transposed(reader: NodeReader, node: Node, operands: Sequence[int], arrays: 
         bias = expressions.view(operands[2], (*(expressions.shape(operands[2]) or ()), *[1] * (len(made) - 2)))
         return expressions.elementwise(expressions.added, [number, bias])
     pads = list(node.attributes.get("pads") or ())
-    if not any(pads) or node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
+    if not any(pads):
+        return sum_laws.of_groups(reader, node, operands, shape, transposed=True)
+    if node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
         return None
     front, behind = pads[: len(pads) // 2], pads[len(pads) // 2 :]
     sizes = (*made[:2], *(size + before + after for size, before, after in zip(made[2:], front, behind)))

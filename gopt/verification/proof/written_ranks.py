@@ -12,7 +12,7 @@ from gopt.artifact.report_check import digest_of_ranks
 from gopt.artifact.report_record import ProofEntry
 from gopt.errors import InputError, InvariantError, UnsupportedError
 from gopt.verification.proof.folder import ranks_relation
-from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.prove import proof_of
 from gopt.verification.proof.result import ProofVerdict, RankProof
 
 UNPROVEN = ProofVerdict.UNPROVEN.value
@@ -31,7 +31,7 @@ def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, kinds
     if kinds is not None:
         manifest = replace(manifest, ranks=kinds.entries)
     try:
-        proof = Prover(ranks_relation(folder, manifest, training, mesh, peers=peers)).run()
+        proof = proof_of(ranks_relation(folder, manifest, training, mesh, peers=peers))
     except UnsupportedError as error:
         return ProofEntry(UNPROVEN, 0, (), error.message, digest)
     except InputError as error:

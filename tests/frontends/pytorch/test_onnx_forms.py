@@ -19,3 +19,14 @@ def test_an_operator_of_no_form_is_told_before_the_step_is_converted(tmp_path, m
     monkeypatch.setattr(convert, "_converted", lambda *given: pytest.fail("this takes most of the time"))
     with pytest.raises(UnsupportedError, match=r"ONNX has none of aten\.lgamma"):
         export(recipes.reshaping(lambda y: torch.lgamma(y.abs() + 1)), tmp_path / "step.onnx")
+
+
+def test_a_view_of_other_strides_is_a_reshape():
+    """The exporter traces a step anew, and a convolution's result may have other strides there: PVT v2."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.ops.aten.view.default, (graph.placeholder("x"), [8, 16])))
+    module, strided = torch.fx.GraphModule({}, graph), torch.arange(128.0).reshape(2, 16, 4).transpose(1, 2)
+    with pytest.raises(RuntimeError, match="view"):
+        module(strided)
+    convert._reshape_views(module)
+    assert torch.equal(module(strided), strided.reshape(8, 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -117,3 +118,23 @@ def test_the_first_host_of_slurms_list(nodes, host):
 def test_a_list_of_nodes_that_cannot_be_read():
     with pytest.raises(RunError, match="Slurm's list of nodes"):
         engine._first_host("[]")
+
+
+class NoWatchdog:
+    def on(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_a_third_reduction_waits_for_the_first():
+    """Parts of gradients arrive in the memory of two buckets, and not of all."""
+    ranks, finished = object.__new__(engine.TorchEngine), []
+    ranks._reductions = []
+    calls = [
+        engine.StartedCall(NoWatchdog(), f"call {number}", lambda number=number: finished.append(number) or [number])
+        for number in range(4)
+    ]
+    for call, due in zip(calls, ([], [], [0], [0, 1])):
+        ranks._finish_reductions(call)
+        assert finished == due
+    assert [call.result() for call in calls] == [[0], [1], [2], [3]] == [call.result() for call in calls]
+    assert finished == [0, 1, 2, 3]

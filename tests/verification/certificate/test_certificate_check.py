@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES, edit_file, edit_rank
-from onnx import helper
+from onnx import TensorProto, helper
 from plants import gradient_calls
 
 import gopt
@@ -390,6 +390,27 @@ def test_lines_on_lemmas_are_counted(tmp_path, capsys):
     assert main(["prove", str(tmp_path / "out"), "--certificate", str(tmp_path / "step.cert"), "-q"]) == 0
     assert main(["prove", str(tmp_path / "out"), "--check", str(tmp_path / "step.cert")]) == 4
     assert "lemma 'any flag'" in (said := capsys.readouterr().out) and "rest on lemmas" in said
+
+
+def test_equal_values_of_other_operators_have_rules_of_their_own(certified, tmp_path):
+    folder, _ = certified("momentum")
+    shutil.copytree(folder, tmp_path / "out")
+
+    def through(op_type):
+        def edit(model):
+            nodes = model.graph.node
+            at, node = next((at, node) for at, node in enumerate(nodes) if node.op_type == "MatMul")
+            name, node.output[0] = node.output[0], "product"
+            operands = ["product"] if op_type == "Identity" else ["yes", "product", "product"]
+            nodes.insert(at + 1, helper.make_node(op_type, operands, [name]))
+            model.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+
+        return edit
+
+    for rank, op_type in enumerate(("Identity", "Where")):
+        edit_rank(tmp_path / "out", rank, through(op_type))
+    assert gopt.prove(tmp_path / "out", certificate=tmp_path / "step.cert").proven
+    assert gopt.check_certificate(tmp_path / "step.cert", tmp_path / "out").fault is None
 
 
 def test_a_step_larger_than_memory_is_refused_by_name(tmp_path, capsys):

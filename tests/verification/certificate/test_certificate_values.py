@@ -129,3 +129,32 @@ def test_a_value_of_many_members_is_as_large_as_all_of_them(monkeypatch):
     values.fits(2)
     with pytest.raises(MemoryError):
         values.fits(1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_at_constant_places_are_written_and_added(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    (size, width, count), how = map(int, draw.integers([2, 1, 1], [6, 4, 6])), ("none", "add")[seed % 2]
+    index = draw.permutation(size)[:count] if how == "none" else draw.integers(-size, size, count)
+    values = table(
+        Line("batch", "x", (), (size, width)), Line("state", "y", (), (len(index), width)),
+        Line("constant", "i", (), (len(index), 1)),
+        Line("ScatterND", ((("reduction", how),), 0), (1, 3, 2), (size, width)),
+    )  # fmt: skip
+    values.arrays[3] = index[:, None]
+    due = values.value(1).copy()
+    for place, row in zip(index, np.moveaxis(values.value(2), 1, 0)):
+        due[:, place] = values.plus(due[:, place], row) if how == "add" else row
+    assert (values.value(4) == due).all()
+    other = PointValues(values.extents, "seed")
+    other.forms, other.varies, other.opset, other.arrays = values.forms, values.varies, 20, {3: index[::-1, None]}
+    assert (other.value(4) == due).all() == (index % size == index[::-1] % size).all()
+
+
+def test_places_written_twice_are_no_values_in_order() -> None:
+    values = table(
+        Line("state", "x", (), (3,)), Line("state", "y", (), (2,)), Line("constant", "i", (), (2, 1)),
+        Line("ScatterND", ((), 0), (1, 3, 2), (3,)),
+    )  # fmt: skip
+    values.arrays[3] = np.array([[1], [1]])
+    assert not np.isin(values.value(4), np.concatenate([values.value(1), values.value(2)], -1)).any()

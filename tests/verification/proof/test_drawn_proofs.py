@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from helpers import edit_file, edit_ranks
-from plants import attribute, gradient_calls, replace
+from plants import attribute, gradient_calls
+from plants import replace as instead
 from products import part
 from steps_gen.__main__ import setting
 from steps_gen.make import make
-from steps_gen.plan import draw
+from steps_gen.plan import Plan, draw
 
 import gopt
 from gopt.collectives import schemas
@@ -32,10 +34,10 @@ WHOLE_IN_FUNCTION = 300
 """A step whose function of an update expands to the shape that the value has, which ranks call on parts."""
 
 
-def sharded(seed: int, folder: Path, mesh: str = "") -> bool:
+def sharded(seed: int, folder: Path, mesh: str = "", plan: Plan | None = None) -> bool:
     """Write the ranks of a drawn step, on a drawn mesh by default; whether it can be sharded."""
     how, step = setting(seed), folder.with_suffix(".onnx")
-    step.write_bytes(make(draw(seed)).model.SerializeToString())
+    step.write_bytes(make(plan or draw(seed)).model.SerializeToString())
     try:
         if mesh:
             ranks = gopt.shard(gopt.load(step), Mesh.parse(mesh))
@@ -68,6 +70,16 @@ def test_a_drawn_step_whose_computation_is_split_is_proven(seed, tmp_path):
         assert seed in DEGENERATE, claim
 
 
+@pytest.mark.parametrize("seed", part(range(5000, 5200), 12))
+def test_an_update_made_orthogonal_in_halves_is_proven(seed, tmp_path):
+    """Norms of halves travel with norms of clips, in one call."""
+    plan = replace(draw(seed), rules=("muon-half", "trust"), precision="single", network="mlp")
+    if not sharded(seed, tmp_path / "out", "tp=2", plan):
+        pytest.skip("gopt shard refuses it")
+    proof = gopt.prove(tmp_path / "out")
+    assert proof.proven, proof.open()
+
+
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2,tp=2"])
 def test_a_function_that_expands_to_a_whole_shape_is_no_function_of_a_part(mesh, tmp_path):
     assert sharded(WHOLE_IN_FUNCTION, tmp_path / "out", mesh)
@@ -84,7 +96,7 @@ def expanded(folder: Path) -> None:
         model.graph.initializer.append(whole)
         expand = onnx.helper.make_node("Expand", [node.input[0], "planted.shape"], ["planted.whole"])
         node.input[0] = "planted.whole"
-        replace(model, node, [expand, node])
+        instead(model, node, [expand, node])
 
     assert sharded(WHOLE_IN_FUNCTION, folder, "tp=2")
     edit_ranks(folder, edit)

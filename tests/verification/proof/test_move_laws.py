@@ -61,6 +61,12 @@ LAWS: dict[str, tuple[ModelProto, list[ModelProto], list[ModelProto], dict[str, 
         two("(float[4,6] x) => (float[4,2] o)", "o = Gather<axis=1>(x,i)", "int64[2] i={4,0}"),
         {},
     ),
+    "a single place, along an axis from the end": (
+        model("(float[4,6,3] x) => (float[4,6] o)", "g = Gather<axis=-1>(x,i) o = Tanh(g)", "int64 i={1}"),
+        two("(float[2,6,3] x) => (float[2,6] o)", "g = Gather<axis=2>(x,i) o = Tanh(g)", "int64 i={1}"),
+        two("(float[2,6,3] x) => (float[2,6] o)", "g = Gather<axis=2>(x,i) o = Tanh(g)", "int64 i={2}"),
+        {"inputs": {"x": {"split": ["tp", "", ""]}}, "outputs": {"o": {"split": ["tp", ""]}}},
+    ),
     "attention beside a sink": (
         model("(float[2,8,6] x, float[2] s) => (float[2,8,6] o)", SINK, SINKS.format(8)),
         two("(float[2,4,6] x, float[2] s) => (float[2,4,6] o)", SINK, SINKS.format(4)),

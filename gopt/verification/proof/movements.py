@@ -1,0 +1,260 @@
+"""The origin of the elements of a value, behind views, parts, transpositions, repeats and rows.
+
+Elements in row-major order are *stretches*: each is a start in an expression, and lengths with strides, the last one
+fastest, as the digits of a number. A stride of 0 repeats. Two stretches of one length are equal if and only if their
+digits are, without lengths of 1 and with neighbours joined where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from math import gcd, prod
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from gopt.verification.proof.expressions import CONCAT, FLAT, LINEAR, PERMUTED, TAKE, VIEW, Elements, Shape, elements
+from gopt.verification.proof.selections import Runs, Selection, Sizes, along, joined
+
+MOST = 1 << 14
+"""Stretches up to which a movement is followed."""
+EXPAND = "Expand"
+LOOKUP = "Gather"
+MOVEMENTS = frozenset({FLAT, TAKE, PERMUTED, CONCAT, LINEAR, VIEW, EXPAND, LOOKUP})
+Digits: TypeAlias = tuple[tuple[int, int], ...]
+"""Lengths and strides."""
+
+
+class Stretch(NamedTuple):
+    """Elements of an expression in row-major order."""
+
+    root: int
+    start: int
+    digits: Digits
+
+    @property
+    def size(self) -> int:
+        return prod(length for length, _ in self.digits)
+
+
+Stretches: TypeAlias = tuple[Stretch, ...]
+
+
+def combined(digits: Iterable[tuple[int, int]]) -> Digits:
+    """Digits without lengths of 1, and neighbours as a single digit where possible."""
+    result: list[tuple[int, int]] = []
+    for length, stride in digits:
+        if length != 1 and result and result[-1][1] == length * stride:
+            result[-1] = result[-1][0] * length, stride
+        elif length != 1:
+            result.append((length, stride))
+    return tuple(result)
+
+
+def whole(root: int, count: int) -> Stretches:
+    """All elements of an expression."""
+    return (Stretch(root, 0, combined([(count, 1)])),)
+
+
+def _cut(stretch: Stretch, start: int, stop: int) -> Stretches:
+    """Elements ``start`` to ``stop`` of a stretch."""
+    if (start, stop) == (0, stretch.size):
+        return (stretch,)
+    (_, stride), *rest = stretch.digits
+    inner = prod(size for size, _ in rest)
+    low, high = -(-start // inner), stop // inner
+    root, at = stretch.root, stretch.start
+    if low > high:  # inside a single row
+        return _cut(Stretch(root, at + high * stride, tuple(rest)), start - high * inner, stop - high * inner)
+    result: Stretches = ()
+    if start < low * inner:
+        row = Stretch(root, at + (low - 1) * stride, tuple(rest))
+        result += _cut(row, start - (low - 1) * inner, inner)
+    if low < high:
+        result += (Stretch(root, at + low * stride, combined([(high - low, stride), *rest])),)
+    if high * inner < stop:
+        result += _cut(Stretch(root, at + high * stride, tuple(rest)), 0, stop - high * inner)
+    return result
+
+
+def cut(stretches: Stretches, start: int, stop: int) -> Stretches:
+    """Elements ``start`` to ``stop``."""
+    result, position = list[Stretch](), 0
+    for stretch in stretches:
+        low, high = max(start, position), min(stop, position + stretch.size)
+        if low < high:
+            result += _cut(stretch, low - position, high - position)
+        position += stretch.size
+    return tuple(result)
+
+
+def by_dimension(stretches: Stretches, shape: Sequence[int]) -> list[Digits] | None:
+    """The digits of each dimension of a single stretch; None where a dimension ends inside a digit."""
+    if len(stretches) != 1:
+        return None
+    rest, result = list(stretches[0].digits), list[Digits]()
+    for size in reversed(shape):
+        row: list[tuple[int, int]] = []
+        while size > 1:
+            length, stride = rest.pop()
+            common = gcd(length, size)
+            if common not in (length, size):
+                return None
+            row.insert(0, (common, stride))
+            size //= common
+            if common < length:
+                rest.append((length // common, stride * common))
+        result.insert(0, tuple(row))
+    return result
+
+
+def _of(stretch: Stretch, dims: Iterable[Digits]) -> Stretches:
+    return (Stretch(stretch.root, stretch.start, combined(digit for dim in dims for digit in dim)),)
+
+
+def permuted(stretches: Stretches, shape: Sequence[int], perm: Sequence[int]) -> Stretches | None:
+    """Dimensions in another order."""
+    dims = by_dimension(stretches, shape)
+    return None if dims is None else _of(stretches[0], (dims[dim] for dim in perm))
+
+
+def repeated(stretches: Stretches, before: Sequence[int], after: Sequence[int]) -> Stretches | None:
+    """Elements repeated along dimensions of length 1, or in front."""
+    dims = by_dimension(stretches, before)
+    if dims is None or any(old not in (1, new) for old, new in zip(before, after[len(after) - len(before) :])):
+        return None
+    front = len(after) - len(before)
+    rows = [((size, 0),) for size in after[:front]]
+    return _of(stretches[0], [*rows, *(row if old == new else ((new, 0),)
+                                       for row, old, new in zip(dims, before, after[front:]))])  # fmt: skip
+
+
+def selected(stretches: Stretches, shape: Sizes, selection: Selection) -> Stretches | None:
+    """Ranges of dimensions."""
+    for dim, runs in enumerate(selection):
+        if runs is not None:
+            rows, inner = prod(shape[:dim]), prod(shape[dim + 1 :])
+            parts = _rows(stretches, rows, [(start * inner, stop * inner) for start, stop in runs], shape[dim] * inner)
+            if parts is None:
+                return None
+            stretches, shape = parts, (*shape[:dim], sum(b - a for a, b in runs), *shape[dim + 1 :])
+    return stretches
+
+
+def _rows(stretches: Stretches, rows: int, runs: Runs | list[tuple[int, int]], width: int) -> Stretches | None:
+    """Ranges of each of equal rows."""
+    dims = by_dimension(stretches, (rows, width))
+    if dims is not None and len(runs) == 1:
+        (row,) = (Stretch(stretches[0].root, stretches[0].start, dims[1]),)
+        inside = _cut(row, *runs[0])
+        if len(inside) == 1:
+            return (inside[0]._replace(digits=combined([*dims[0], *inside[0].digits])),)
+    if rows * len(runs) > MOST:
+        return None
+    return tuple(part for row in range(rows) for start, stop in runs
+                 for part in cut(stretches, row * width + start, row * width + stop))  # fmt: skip
+
+
+def in_rows(values: Sequence[Stretches], rows: int) -> Stretches | None:
+    """Values side by side, each of as many rows."""
+    if rows * len(values) > MOST:
+        return None
+    widths = [sum(stretch.size for stretch in value) // rows for value in values]
+    return tuple(part for row in range(rows) for value, width in zip(values, widths)
+                 for part in cut(value, row * width, (row + 1) * width))  # fmt: skip
+
+
+def equal(first: Stretches, second: Stretches) -> bool:
+    """Return whether stretches have the same elements."""
+    rests = [*reversed(first)], [*reversed(second)]
+    while all(rests):
+        count = min(rest[-1].size for rest in rests)
+        for rest in rests:
+            if rest[-1].size > count:
+                stretch = rest.pop()
+                rest += reversed((*_cut(stretch, 0, count), *_cut(stretch, count, stretch.size)))
+        if rests[0][-1].size == rests[1][-1].size and rests[0].pop() != rests[1].pop():
+            return False
+    return not any(rests)
+
+
+class Movements(Elements):
+    """Expressions with the elements of further expressions."""
+
+    def __init__(self, extents: dict[str, int]) -> None:
+        super().__init__(extents)
+        self.sealed = False
+        self.of_ranks = 0
+        """The first number behind the source's."""
+        self._stretches: dict[int, Stretches] = {}
+        self.arrays: dict[int, np.ndarray] = {}
+        """Whole numbers and flags of small constants, by number."""
+        self._moved: dict[Hashable, list[int]] = {}
+        """The movements of the source, by shape and ends."""
+
+    def _sizes(self, number: int) -> Sizes | None:
+        shape = self.shape(number)
+        return None if elements(shape) is None else shape  # type: ignore[return-value]
+
+    def alike(self, number: int, second: int) -> bool:
+        """Return whether two expressions are the same elements of a value, in one shape."""
+        if number == second or self.shape(number) != self.shape(second):
+            return number == second
+        return equal(self.stretches(number), self.stretches(second))
+
+    def of_source(self, number: int) -> int:
+        """The expression of the source with the same elements in the same shape; the expression itself without one."""
+        if not self.sealed or number < self.of_ranks:
+            return number
+        if not self._moved:
+            for second, (op, *_) in enumerate(self.all[: self.of_ranks]):
+                if op in MOVEMENTS and self._followed(second) is not None:
+                    self._moved.setdefault(self._ends(second), []).append(second)
+        return next((row for row in self._moved.get(self._ends(number), ()) if self.alike(number, row)), number)
+
+    def _ends(self, number: int) -> Hashable:
+        """The shape, and the first and the last element."""
+        row = self.stretches(number)
+        last = sum((length - 1) * stride for length, stride in row[-1].digits)
+        return self.shape(number), row[0][:2], (row[-1].root, row[-1].start + last)
+
+    def stretches(self, number: int) -> Stretches:
+        """The elements of other values in an expression."""
+        if number not in self._stretches:
+            followed = self._followed(number)
+            if followed is None or sum(row.size for row in followed) != self.elements(number):
+                followed = whole(self.root(number), self.elements(number) or 0)
+            self._stretches[number] = followed
+        return self._stretches[number]
+
+    def _followed(self, number: int) -> Stretches | None:
+        """The elements of other values in an expression, for a movement of elements."""
+        op, attributes, operands, _ = self.all[number]
+        sizes, before = self._sizes(number), self._sizes(operands[0]) if operands else None
+        if not sizes or before is None or 0 in before or 0 in sizes:
+            return None
+        inner = self.stretches(operands[0])
+        if op == VIEW:
+            return inner
+        if op == FLAT:
+            pieces = ((root, start, stop) for root, start, stop in self.pieces(number))
+            return tuple(part for root, *ends in pieces for part in cut(self.stretches(root), *ends))
+        if op == TAKE:
+            return selected(inner, before, cast(Selection, attributes))
+        if op == PERMUTED:
+            return permuted(inner, before, cast(Sizes, attributes))
+        if op == CONCAT:
+            return in_rows([self.stretches(of) for of in operands], prod(sizes[: cast(int, attributes)]))
+        if op == LOOKUP:
+            return self._looked_up(number, before)
+        if op == EXPAND or (op == LINEAR and attributes == (1,)):
+            return repeated(inner, before, sizes)
+        return None
+
+    def _looked_up(self, number: int, before: Sizes) -> Stretches | None:
+        """Rows at constant places."""
+        (attributes, _), (data, position), _ = cast(tuple[Any, tuple[int, int], Shape], self.all[number][1:])
+        index, axis = self.arrays.get(position), dict(attributes).get("axis", 0) % len(before)
+        if index is None or index.size > MOST or (index < 0).any() or (index >= before[axis]).any():
+            return None
+        runs = joined((at, at + 1) for at in index.reshape(-1).tolist())
+        return selected(self.stretches(data), before, along(axis, runs, len(before)))

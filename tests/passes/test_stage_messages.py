@@ -1,0 +1,78 @@
+"""A value crosses a cut only where another stage cannot make it of what it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import FIXTURES
+from products import part
+
+import gopt
+from gopt.analysis.training import Phase
+from gopt.ir.graph import Node
+from gopt.passes.stage_transfers import place
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.stage_plan import transfers
+
+STEPS = sorted(
+    file
+    for folder in ("", "families", "real", "optim")
+    for file in (FIXTURES / folder).glob("*.onnx")
+    if not file.name.startswith(("asgd", "muon", "mlp_adamw_accum"))  # refused, or too few parameters
+)
+CASES = [(file, stages) for file in STEPS for stages in (2, 3)]
+
+
+@pytest.mark.parametrize(("step", "stages"), part(CASES, 16), ids=lambda item: getattr(item, "stem", str(item)))
+def test_no_message_of_a_micro_batch_is_superfluous(step, stages):
+    assert superfluous(gopt.shard(step, f"pp={stages}", accumulate=2, prove=False).program) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "stages"), CASES, ids=lambda item: getattr(item, "stem", str(item)))
+def test_no_message_of_any_step_is_superfluous(step: Path, stages: int):
+    test_no_message_of_a_micro_batch_is_superfluous(step, stages)
+
+
+@pytest.mark.parametrize(("fixture", "messages"), [("gpt_adamw", 2), ("mlp_adamw", 2), ("families/vit_mom", 2)])
+def test_the_gradient_of_a_bias_costs_no_message(fixture, messages):
+    """An activation goes on, and its gradient comes back: the loss is sent to all stages beside these."""
+    program = gopt.shard(FIXTURES / f"{fixture}.onnx", "pp=2", accumulate=2, prove=False).program
+    assert len(sent(program)) == messages
+
+
+def test_the_law_finds_a_message_too_many(monkeypatch):
+    monkeypatch.setattr("gopt.passes.stage_transfers.follow", lambda placement: None)
+    program = gopt.shard(FIXTURES / "mlp_adamw.onnx", "pp=2", accumulate=2, prove=False).program
+    assert superfluous(program) == ["sum_5"]
+
+
+def sent(program: SpmdProgram) -> list[Node]:
+    """The messages of a micro-batch between two stages."""
+    return [
+        node for node in program.graph.nodes
+        if transfers(node) and not transfers(node, to_all=True) and node.phase is not Phase.UPDATE
+    ]  # fmt: skip
+
+
+def superfluous(program: SpmdProgram) -> list[str]:
+    """The values sent in a micro-batch that no other node of their stage reads, and that the other stage can make."""
+    users, makers = program.graph.users(), program.graph.producers()
+    homes = program.value_stages
+    origins = {out: node.inputs[0] for node in sent(program) for out in node.outputs}
+
+    def has(name: str, stage: int) -> bool:
+        value = origins.get(name, name)
+        return value not in homes or homes[value] == stage or f"{place.PREFIX}.{value}.stage{stage}" in makers
+
+    def can_make(name: str, stage: int) -> bool:
+        maker = makers.get(name)
+        if maker is None or transfers(maker) or len(users[name]) > 1:
+            return False
+        return all(has(read, stage) or can_make(read, stage) for read in maker.reads)
+
+    return [
+        node.inputs[0] for node in sent(program)
+        if can_make(node.inputs[0], int(node.attributes["stages"][1]))
+    ]  # fmt: skip
