@@ -44,12 +44,14 @@ class UpdateSubgraph:
 
 @dataclass(slots=True)
 class ScalarReduction:
-    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``epilogue`` joined."""
+    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``epilogue`` joined.
+
+    ``leaves``: name -> sign in a sum; ``epilogue``: names with signs."""
 
     root: str
     kind: str
-    leaves: list[str] = field(default_factory=list)
-    epilogue: list[str] = field(default_factory=list)
+    leaves: dict[str, int] = field(default_factory=dict)
+    epilogue: list[tuple[str, int]] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
 
 
