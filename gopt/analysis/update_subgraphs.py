@@ -297,13 +297,14 @@ class _Finder:
         reduction_of: dict[str, str] = {}
         for name in leaves:
             reduction_of[name] = root.get(name, name)
-            scalar_reductions.setdefault(
+            reduction = scalar_reductions.setdefault(
                 reduction_of[name], ScalarReduction(reduction_of[name], kind[name])
-            ).leaves[name] = sign.get(name, 1)
+            )
+            reduction.leaves[name] = sign.get(name, 1)
         for node in joins:
-            reduction = scalar_reductions.get(root[node.outputs[0]])
-            if reduction is None:
+            if root[node.outputs[0]] not in scalar_reductions:
                 continue
+            reduction = scalar_reductions[root[node.outputs[0]]]
             reduction.inner.append(node)
             reduction.epilogue += [term for term in _signed(node, sign) if root.get(term[0]) != reduction.root]
         return scalar_reductions, reduction_of
