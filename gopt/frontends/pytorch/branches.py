@@ -17,7 +17,6 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.node_keys import NodeKeys
 
 PATHS = 32
-"""Most paths through the code of an optimizer, and most conditions on a path."""
 _HINT = "write it with torch.where"
 
 
@@ -31,8 +30,10 @@ class Branch:
 
 @dataclass(slots=True)
 class Branches:
-    """The conditions of a trace by key; ``conditions``: all so far, ``decided``: those of the present path."""
+    """The conditions of a trace by key; ``paths``: most paths through the code of an optimizer, and most conditions on
+    a path; ``conditions``: all so far, ``decided``: those of the present path."""
 
+    paths: int = PATHS
     conditions: dict[int, Branch] = field(default_factory=dict)
     decided: dict[int, bool] = field(default_factory=dict)
     _keys: NodeKeys | None = None
@@ -44,8 +45,8 @@ class Branches:
         key = self.key(value)
         if key not in self.conditions:
             self.conditions[key] = Branch((value.detach().reshape(()) != 0), line)
-        if len(self.decided) == PATHS and key not in self.decided:
-            raise UnsupportedError(f"a path with more than {PATHS} branches on values of the graph, {line}", _HINT)
+        if len(self.decided) == self.paths and key not in self.decided:
+            raise UnsupportedError(f"a path with more than {self.paths} branches on values of the graph, {line}", _HINT)
         return self.decided.setdefault(key, True)
 
     def key(self, value: Any) -> int:
@@ -63,12 +64,10 @@ class Branches:
         def path(before: Mapping[int, bool]) -> dict[str, torch.Tensor]:
             nonlocal paths
             paths += 1
-            if paths > PATHS:
+            if paths > self.paths:
                 lines = "; ".join(dict.fromkeys(self.conditions[key].line for key in before))
-                raise UnsupportedError(
-                    f"{reader} has more than {PATHS} paths by branches on {len(before)} values of the graph, {lines}",
-                    _HINT,
-                )
+                among = f"paths by branches on {len(before)} values of the graph, {lines}"
+                raise UnsupportedError(f"{reader} has more than {self.paths} {among}", _HINT)
             self.decided = dict(before)
             values = run()
             new = [key for key in self.decided if key not in before]

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from gopt.frontends.pytorch.python_values import UNOWNED, Home, Path, equal, own_attributes, path_of
-from gopt.frontends.pytorch.value_trees import Keys, is_number, leaves
+from gopt.frontends.pytorch.value_trees import Keys, find, is_number, leaves
 
 Spot = tuple[Home, Keys]
 
@@ -88,8 +89,7 @@ def carried_values(
         before, after = start.values.get(spot), after_two.values.get(spot)
         if after is None or moved(path_of(*spot)):
             continue
-        created = before is None and isinstance(value, torch.Tensor)
-        if not created and _equal_values(value, after) and (before is None or _equal_values(before, value)):
+        if before is not None and _equal_values(value, after) and _equal_values(before, value):
             continue
         initial = before if before is not None else after_one.initial[spot]
         if before is None and is_number(value) and is_number(after):
@@ -115,14 +115,22 @@ def _equal_values(old: Any, new: Any) -> bool:
     return not isinstance(old, FakeTensor) and not isinstance(new, FakeTensor) and equal(old, new)
 
 
-def late_values(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer) -> list[CarriedValue]:
-    """Numbers of Python in ``before``, or made by a trace, that are tensors now: values that the second eager step did
-    not change."""
+def late_spots(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer, known: Container[Spot]) -> list[Spot]:
+    """Spots, none of them ``known``, where a traced step stored another tensor of the graph than ``before``: the second
+    eager step did not change their values."""
     return [
-        CarriedValue(float(before.get(spot, 0.0)), (spot,), number=True)
-        for spot, value in spots_of(optimizer)
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and is_number(before.get(spot, 0.0))
-    ]
+        spot for spot, value in spots_of(optimizer)
+        if isinstance(value, FunctionalTensor) and spot not in known and value is not before.get(spot)
+        and value.shape == getattr(before.get(spot), "shape", value.shape if value.numel() == 1 else None)
+    ]  # fmt: skip
+
+
+def late_value(spot: Spot, optimizer: torch.optim.Optimizer) -> CarriedValue:
+    """The value of a late spot, in an optimizer before its first step; a missing number is zero."""
+    value = find(home_table(optimizer, spot[0]), spot[1])
+    if isinstance(value, torch.Tensor):
+        return CarriedValue(copied(value), (spot,), number=False)
+    return CarriedValue(float(value or 0.0), (spot,), number=True)
 
 
 def paths_of(values: Collection[CarriedValue]) -> set[Path]:

@@ -16,10 +16,12 @@ from torch.utils._pytree import tree_leaves
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.carried_values import (
     CarriedValue,
+    Spot,
     carried_values,
     copied,
     held_values,
     home_table,
+    late_value,
     parameter_states,
     paths_of,
 )
@@ -60,6 +62,17 @@ class EagerSteps:
         self.carried.setdefault(index, []).extend(values)
         for home, keys in (spot for value in values for spot in value.spots):
             self.containers[index, home, keys[0]] = mapped(home_table(optimizer, home).get(keys[0]), copied)
+
+    def add_late(self, recipe: Recipe, optimizer: torch.optim.Optimizer, spots: Sequence[Spot]) -> None:
+        """Add values that steps behind the second change."""
+        index = recipe.optimizers.index(optimizer)
+        for path in (path_of(*spot) for spot in spots):
+            if _moved(index, recipe)(path):
+                raise UnsupportedError(
+                    f"{type(optimizer).__name__} and a scheduler both change {show(said(path))}",
+                    "let the scheduler alone change it",
+                )
+        self.add_carried(index, optimizer, [late_value(spot, optimizer) for spot in spots])
 
 
 class _Recorded(dict[str, Any]):

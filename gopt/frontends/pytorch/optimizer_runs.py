@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from gopt.errors import UnsupportedError
-from gopt.frontends.pytorch.branches import Branches
-from gopt.frontends.pytorch.carried_values import CarriedValue, late_values, spots_of
+from gopt.frontends.pytorch.branches import PATHS, Branches
+from gopt.frontends.pytorch.carried_values import Spot, late_spots, spots_of
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_numbers import PythonNumbers
-from gopt.frontends.pytorch.python_values import Path, changed, own_attributes, path_of, python_values, said
+from gopt.frontends.pytorch.python_values import TRACED, Path, changed, own_attributes, path_of, python_values, said
 from gopt.frontends.pytorch.randomness import ReplayedDraws
 from gopt.frontends.pytorch.reads import no_reads
 from gopt.frontends.pytorch.states import Place, StateForm, store_others
@@ -25,10 +26,12 @@ from gopt.text.sanitize import show
 @dataclass(frozen=True, slots=True)
 class OptimizerTracing:
     """The way of tracing optimizers. ``apart``: optimizers with the first step traced apart. ``lists``: whether
-    third-party optimizers choose between lists of tensors and single tensors."""
+    third-party optimizers choose between lists of tensors and single tensors. ``paths``: most paths through the code of
+    an optimizer that branches."""
 
     apart: frozenset[int] = frozenset()
     lists: bool = False
+    paths: int = PATHS
 
 
 def chooses_lists(optimizer: torch.optim.Optimizer) -> bool:
@@ -86,9 +89,9 @@ def _new_value(cell: Place) -> torch.Tensor:
 class LateStates(Exception):
     """Steps change values that the first two eager steps did not change."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, values: list[CarriedValue]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, spots: list[Spot]) -> None:
         super().__init__("a value of an optimizer becomes a state")
-        self.optimizer, self.values = optimizer, values
+        self.optimizer, self.spots = optimizer, spots
 
 
 class _OptimizerRun:
@@ -103,7 +106,9 @@ class _OptimizerRun:
         self._tables = [(table, _contents(table)) for table in _tables(optimizer)]
         self._keys, self._drawn = set(optimizer.state), draws.taken
         self._attributes = {key: fresh(value) for key, value in own_attributes(optimizer).items()}
-        self._numbers = dict(spots_of(optimizer))
+        self._held = dict(spots_of(optimizer))
+        self._slots = {slot for cell in cells for slot in cell.slots}
+        self._start = self._marks()
         self._begun = False
 
     def values(self, absent: Container[str] = ()) -> dict[str, torch.Tensor]:
@@ -117,13 +122,16 @@ class _OptimizerRun:
             for cell in self._cells:
                 if cell.name in absent:
                     cell.write(None)
-            counted = [cell.current for cell in self._cells if cell.number and cell.name not in absent]
+            numbers = [cell.current for cell in self._cells if cell.number and cell.name not in absent]
+            numbers += [value for spot, value in self._held.items() if _is_input(value) and spot not in self._slots]
             reader = type(self._optimizer).__name__
-            with no_reads(reader, decide=self._branches.decide), PythonNumbers(counted):
+            decide = self._branches.decide if self._branches.paths > 1 else None
+            with no_reads(reader, decide=decide), PythonNumbers(numbers):
                 self._optimizer.step()
-            if late := late_values(self._numbers, self._optimizer):
+            if late := late_spots(self._held, self._optimizer, self._slots):
                 raise LateStates(self._optimizer, late)
-            ends.append(self._end())
+            ends.append(self._marks())
+            _refuse_traced(reader, self._start, ends[-1])
             if len(ends) > 1:
                 _refuse_difference(reader, ends[0], ends[-1])
             return {cell.name: _new_value(cell) for cell in self._cells}
@@ -151,10 +159,10 @@ class _OptimizerRun:
                 gradient = self._gradients[cell.name]
                 parameter.grad = None if gradient is None else gradient.clone()
 
-    def _end(self) -> dict[Any, Any]:
-        """The step's marks in Python: the number of draws, and values outside of the cells."""
+    def _marks(self) -> dict[Path, Any]:
+        """Marks of a step in Python: the number of draws, and values outside of the cells."""
         names = {id(cell.read()): cell.name for cell in self._cells if cell.kind is StateForm.PARAMETER}
-        of_cells = {path_of(*slot) for cell in self._cells for slot in cell.slots}
+        of_cells = {path_of(*slot) for slot in self._slots}
         rest = {
             path: value for path, value in python_values(self._optimizer, names, traced=True).items()
             if path not in of_cells
@@ -170,6 +178,20 @@ def _tables(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
 def _contents(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """The values of a table, with new containers."""
     return {key: fresh(value) for key, value in table.items() if not isinstance(key, torch.Tensor) and key != "params"}
+
+
+def _is_input(value: Any) -> bool:
+    """Return whether a number of Python is an input of the graph."""
+    return isinstance(value, FunctionalTensor) and not value.dim()
+
+
+def _refuse_traced(reader: str, start: Mapping[Path, Any], end: Mapping[Path, Any]) -> None:
+    for path, value in end.items():
+        if value is TRACED and start.get(path) is not TRACED:
+            raise UnsupportedError(
+                f"{reader} changes a value that its first two steps leave as it is: {show(said(path))}",
+                "it would be a constant of the graph; keep it as a tensor in the state of a parameter",
+            )
 
 
 def _refuse_difference(reader: str, then: Mapping[Path, Any], orelse: Mapping[Path, Any]) -> None:

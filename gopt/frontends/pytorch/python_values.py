@@ -28,13 +28,15 @@ Home = str | int | None
 attributes."""
 UNOWNED = -1
 """Home of states that belong to no parameter, such as ``optimizer.state['k']``."""
+TRACED = "a value of the graph"
+"""Stands for a traced tensor."""
 _ABSENT = "absent"
 _DEPTH = 50
 
 
 def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str], traced: bool = False) -> dict[Path, Any]:
     """Path -> value, tensors copied, without parameters and states: tensors and numbers in the state of a parameter.
-    ``names``: id of a parameter -> name. The length represents a container; with ``traced`` a word a traced tensor."""
+    ``names``: id of a parameter -> name. The length represents a container; with ``traced`` TRACED a traced tensor."""
     values_at: dict[Path, Any] = {}
     walk = _OfTrace(names) if traced else _OfOptimizers(names)
     for key, value in own_attributes(optimizer).items():
@@ -177,7 +179,7 @@ class _OfTrace(_OfOptimizers):
 
     def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
         if id(value) not in self._names:
-            yield path, "traced" if isinstance(value, FunctionalTensor) else value._version
+            yield path, TRACED if isinstance(value, FunctionalTensor) else value._version
 
 
 def members(value: Any) -> Iterator[tuple[str, Any]]:

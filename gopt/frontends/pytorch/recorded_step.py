@@ -16,6 +16,7 @@ from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.autocasts import no_foreign_autocast
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
+from gopt.frontends.pytorch.branches import PATHS
 from gopt.frontends.pytorch.check import FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -76,8 +77,10 @@ class RecordedStep:
         generator = torch.Generator().manual_seed(self.options.seed)
         with quiet():
             apart = first_steps_apart(self.recipe, self.seen, [draw.values(generator) for draw in self.draws])
-        lists = any(map(chooses_lists, self.recipe.optimizers))
-        return [OptimizerTracing(apart), *([OptimizerTracing(apart, lists=True)] if lists else [])]
+        if not any(map(chooses_lists, self.recipe.optimizers)):
+            return [OptimizerTracing(apart)]
+        # The work on lists may have no branches, where that on single tensors has one for each.
+        return [OptimizerTracing(apart, lists, paths) for paths in (1, PATHS) for lists in (False, True)]
 
     @classmethod
     def of(cls, recipe: Recipe, options: ExportOptions) -> RecordedStep:
@@ -198,8 +201,7 @@ class RecordedStep:
         try:
             return self._traced()
         except LateStates as late:
-            index = self.recipe.optimizers.index(late.optimizer)
-            self.seen.add_carried(index, late.optimizer, late.values)
+            self.seen.add_late(self.recipe, late.optimizer, late.spots)
             return self.trace()
 
     def _traced(self) -> TracedStep:

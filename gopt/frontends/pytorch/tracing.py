@@ -135,7 +135,7 @@ def trace(
     def run(*flat: Any) -> list[Any]:
         with exportable():
             values = dict(zip(names, (to_fun(value) for value in flat)))
-            branches = Branches()
+            branches = Branches(way.paths)
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
             with (
                 readable(examples, fixed, recipe.optimizers),
