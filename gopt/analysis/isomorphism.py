@@ -77,7 +77,9 @@ class _ValueNumbering:
         self.graph = training.graph
         self.updates = updates
         self.numbers = ValueNumbers(self._producer, self._leaf)
-        self._signs = dict(leaf for each in updates.scalar_reductions.values() for leaf in each.leaves.items())
+        self._signs = dict(
+            leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves.items()
+        )
         """Reduction output -> its sign in a sum."""
         self._opaque = self._signs.keys() | set(training.gradients.values())
 

@@ -12,14 +12,14 @@ from typing import TypeAlias
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.node_kinds import record_of
-from gopt.operators.kinds import COMPARISONS, EXTREMES, LOGIC, SUMS, UNMOVED
+from gopt.operators.kinds import COMPARISONS, EXTREMES, LOGIC, UNMOVED
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
 
 Terms: TypeAlias = frozenset[tuple[str, int]]
 """Results of reductions of the source, with signs in a sum."""
-FOLLOWED = UNMOVED | SUMS | EXTREMES | COMPARISONS | LOGIC | {"Sqrt", "Neg"}
-"""Operators that join terms, or give what is joined its form."""
+FOLLOWED = UNMOVED | EXTREMES | COMPARISONS | LOGIC | {"Sqrt"}
+"""Operators that join terms, or give what is joined its form, beside sums."""
 
 
 def check_scalar_order(program: SpmdProgram) -> None:
@@ -54,7 +54,7 @@ def _pass_on(node: Node, terms_of: dict[str, Terms]) -> None:
             terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
     elif transfers(node):
         terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)
-    elif node.is_in(FOLLOWED) and node.outputs[0] not in terms_of:
+    elif (node.is_in(FOLLOWED) or record_of(node).signs) and node.outputs[0] not in terms_of:
         joined = _joined(node, terms_of)
         if joined:
             terms_of[node.outputs[0]] = joined

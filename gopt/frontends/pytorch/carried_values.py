@@ -115,12 +115,12 @@ def _equal_values(old: Any, new: Any) -> bool:
     return not isinstance(old, FakeTensor) and not isinstance(new, FakeTensor) and equal(old, new)
 
 
-def late_spots(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer, known: Container[Spot]) -> list[Spot]:
-    """Spots, none of them ``known``, where a traced step stored another tensor of the graph than ``before``: the second
+def late_spots(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer, slots: Container[Spot]) -> list[Spot]:
+    """Spots, none of them in ``slots``, where a traced step stored another tensor of the graph than ``before``: the second
     eager step did not change their values."""
     return [
         spot for spot, value in spots_of(optimizer)
-        if isinstance(value, FunctionalTensor) and spot not in known and value is not before.get(spot)
+        if isinstance(value, FunctionalTensor) and spot not in slots and value is not before.get(spot)
         and value.shape == getattr(before.get(spot), "shape", value.shape if value.numel() == 1 else None)
     ]  # fmt: skip
 

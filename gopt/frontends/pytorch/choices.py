@@ -114,7 +114,7 @@ def _elements(node: torch.fx.Node) -> int:
 
 
 def _side(condition: Any, value: Any, side: int) -> Any:
-    """What a choice by the same condition gives on its side."""
+    """The value that choices by the same condition give on a side."""
     while value.target is _WHERE and value.args[0] is condition:
         value = value.args[side]
     return value

@@ -151,8 +151,8 @@ def _agreeing(
             return traced, model, graph, _compared(step, traced, graph, advance)
         except GoptError as error:
             refusals.append(error)
-    first = next(refusal for way, refusal in zip(ways, refusals) if way.paths > 1)
-    raise first from (refusals[-1] if len(ways) > 1 else None)
+    refusal = next(refusal for way, refusal in zip(ways, refusals) if way.paths > 1)
+    raise refusal from (refusals[-1] if len(ways) > 1 else None)
 
 
 def _compared(

@@ -57,8 +57,9 @@ class ScalarReductions:
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, int]:
         """Write joins and calls; returns figures for the report."""
         by_root: dict[str, dict[int | None, list[tuple[str, int]]]] = {}
-        for each in partials:
-            by_root.setdefault(each.root, {}).setdefault(each.stage, []).append((each.value, each.sign))
+        for partial in partials:
+            terms = by_root.setdefault(partial.root, {}).setdefault(partial.stage, [])
+            terms.append((partial.value, partial.sign))
         levels = self._levels() if by_root else {}
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
         for root, values in by_root.items():
@@ -83,11 +84,11 @@ class ScalarReductions:
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
 
         def joined(terms: list[tuple[str, int]], role: str) -> tuple[str, int]:
-            (first, sign), *rest = terms
-            value = first
-            for position, (term, other) in enumerate(rest, 1):
-                name = f"{first}.{role}{position}"
-                self.rewriter.add(join if other == sign else "Sub", [value, term], {name: types[value]})
+            (head, sign), *rest = terms
+            value = head
+            for position, (term, term_sign) in enumerate(rest, 1):
+                name = f"{head}.{role}{position}"
+                self.rewriter.add(join if term_sign == sign else "Sub", [value, term], {name: types[value]})
                 value = name
             return value, sign
 
