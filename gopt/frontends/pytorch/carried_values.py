@@ -116,7 +116,7 @@ def _equal_values(old: Any, new: Any) -> bool:
 
 
 def late_spots(before: Mapping[Spot, Any], optimizer: torch.optim.Optimizer, slots: Container[Spot]) -> list[Spot]:
-    """Spots, none of them in ``slots``, where a traced step stored another tensor of the graph than ``before``: the second
+    """Spots outside of ``slots`` where a traced step stored another tensor of the graph than ``before``: the second
     eager step did not change their values."""
     return [
         spot for spot, value in spots_of(optimizer)

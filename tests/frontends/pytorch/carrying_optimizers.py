@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 
@@ -140,4 +142,81 @@ class Shared(_Descent):
         return parameter.grad * self.state["b"]
 
 
+class Late(_Descent):
+    """A count; values that change from the fourth step on, read in the next one."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, lr, step=0)
+        self.factor = torch.ones(())
+
+    def excess(self):
+        return max(0.0, self.param_groups[0]["step"] - 3)
+
+    def begin(self):
+        self.param_groups[0]["step"] += 1
+
+    def direction(self, group, parameter):
+        return parameter.grad * self.factor
+
+    def end(self):
+        self.factor = self.factor + torch.ones(()) * self.excess()
+
+
+class LateInList(Late):
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, lr)
+        self.param_groups[0]["factors"] = [torch.ones(3), 0.5]
+
+    def direction(self, group, parameter):
+        return parameter.grad * group["factors"][0].sum() * group["factors"][1]
+
+    def end(self):
+        factors = self.param_groups[0]["factors"]
+        factors[0] = factors[0] + torch.ones(3) * self.excess()
+        factors[1] = factors[1] + self.excess()
+
+
+class LateRate(Late):
+    def end(self):
+        if self.param_groups[0]["step"] == 4:
+            self.param_groups[0]["lr"] *= 0.3
+
+
+class MadeOnce(Late):
+    """A number that the first step makes."""
+
+    def direction(self, group, parameter):
+        return parameter.grad * group.get("size", 1.0)
+
+    def end(self):
+        group = self.param_groups[0]
+        group["size"] = group["size"] + self.excess() if "size" in group else 2.0
+
+
+class LateInState(Late):
+    """A number in a dict of a parameter's state: no state of the graph, for the first steps leave it as it is."""
+
+    def direction(self, group, parameter):
+        state = self.state[parameter]
+        if not state:
+            state["scales"] = {"own": 1.0}
+        state["scales"]["own"] = state["scales"]["own"] + self.excess()
+        return parameter.grad * state["scales"]["own"]
+
+
+class LateInQueue(Late):
+    """A number where gopt sees no state."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, lr)
+        self.queue = deque([1.0], maxlen=1)
+
+    def direction(self, group, parameter):
+        return parameter.grad * self.queue[0]
+
+    def end(self):
+        self.queue.append(self.queue[0] + self.excess())
+
+
+LATE = (Late, LateInList, LateRate, MadeOnce)
 ALL = (Nested, InGroup, OwnRate, OfNoParameter, InAttribute, SizedOnce)

@@ -39,6 +39,22 @@ def test_carried_values_are_states_that_ranks_share_out(maker, tmp_path):
         assert not gopt.verify(folder).to_json()["failing"]["values"]
 
 
+@pytest.mark.parametrize("maker", carrying.LATE, ids=lambda each: each.__name__)
+def test_values_that_change_behind_the_second_step_are_states(maker, tmp_path):
+    found = export(recipes.with_optimizer(maker), tmp_path / "step.onnx", options=ExportOptions(check=7))
+    assert found.checked.worst < 1e-4 and not found.notes
+
+
+PLACES = {carrying.LateInState: r"state 0\.weight, scales, own", carrying.LateInQueue: "attribute queue, 0"}
+
+
+@pytest.mark.parametrize("maker", PLACES, ids=lambda each: each.__name__)
+def test_a_late_change_elsewhere_is_refused_with_its_place(maker, tmp_path):
+    """Three compared steps would show no difference."""
+    with pytest.raises(UnsupportedError, match=f"that its first two steps leave as it is: '{PLACES[maker]}'"):
+        export(recipes.with_optimizer(maker), tmp_path / "step.onnx")
+
+
 NAMES = {
     carrying.Nested: {"0.weight.momenta.0.9", "0.weight.momenta.0.5", "0.bias.norms.0", "3.weight.pair.0"},
     carrying.InGroup: {"optimizer0.group0.slope", "optimizer0.group0.scale", "optimizer0.group0.last"},
