@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.mesh_search import Refusals, other_sequences
+from gopt.offline.mesh_search import Refusals, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
-from gopt.offline.plan_settings import BOTH, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import SEQUENCES, PARTITIONS, STAGES, ShardSettings
 from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
@@ -27,7 +27,7 @@ class CallSearch:
     caps: Sequence[float | None] | None = None
     advance: Callable[[str], None] = lambda _: None
     refused: Refusals = field(default_factory=Refusals)
-    sequences: Sequence[bool] = BOTH
+    sequences: Sequence[bool] = SEQUENCES
     _outlined: set[Mesh] = field(default_factory=set, init=False, repr=False, compare=False)
     _splits: dict[tuple[Mesh, bool], SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -49,7 +49,7 @@ class CallSearch:
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
         """The best choice with sequence parallelism; ``whole`` has every other setting."""
-        for settings in other_sequences(best, self.sequences):
+        for settings in sequence_variants(best, self.sequences):
             try:
                 split = self._split(training, best.mesh, settings.sequence)
                 yield from estimate_costs(split, [settings], self._topology(best.mesh), None)

@@ -14,7 +14,7 @@ PARTITIONS = ("flat", "rows", "whole")
 ONE_FORWARD = "1f1b"
 """The default schedule."""
 _TENSOR = "tensor-parallel"
-BOTH = (False, True)
+SEQUENCES = (False, True)
 """Sequence parallelism: without for all choices, with for the best."""
 
 
@@ -54,7 +54,7 @@ class ShardSettings:
     def sequences(options: ShardOptions) -> tuple[bool, ...]:
         """What may be chosen for ``sequence``: the value given by the user, or both."""
         if "sequence" not in options.passes.get(_TENSOR, {}):
-            return BOTH
+            return SEQUENCES
         return tuple(each.options.sequence for each in options.passes_to_run().stages if each.spec.name == _TENSOR)
 
     def pipeline(self, topology: Topology | None) -> Pipeline:

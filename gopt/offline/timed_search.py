@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
-from gopt.offline.mesh_search import Refusals, leading, other_sequences
+from gopt.offline.mesh_search import Refusals, leading, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_ranking import fits
-from gopt.offline.plan_settings import BOTH, DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import SEQUENCES, DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
@@ -41,7 +41,7 @@ class TimedSearch:
     fixed: ShardSettings = DEFAULTS
     advance: Callable[[str], None] = lambda _: None
     refused: Refusals = field(default_factory=Refusals)
-    sequences: Sequence[bool] = BOTH
+    sequences: Sequence[bool] = SEQUENCES
     _computations: dict[tuple[Mesh, bool], SpmdProgram] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -102,7 +102,7 @@ class TimedSearch:
         variants = [best]
         for partition in PARTITIONS[1:] if settings.stage and mesh.shard_axis else ():
             variants += self._admitted(split, [replace(settings, partition=partition)], topology)
-        for other in other_sequences(leading(variants, self.memory) or best, self.sequences):
+        for other in sequence_variants(leading(variants, self.memory) or best, self.sequences):
             variants += self._tried(training, mesh, [other], topology)
         top = leading(variants, self.memory) or best
         split = self._split(training, mesh, top.settings)
@@ -162,7 +162,7 @@ class TimedSearch:
         """The choice of least memory with tokens divided along ``tp``, then with values of the forward computed again,
         or on the host, until it fits."""
         fixed, alone, mesh = self.fixed, self.device.host_link is None, smallest.mesh
-        for other in other_sequences(smallest, self.sequences):
+        for other in sequence_variants(smallest, self.sequences):
             choices = self._tried(training, mesh, [other], topology)
             yield from choices
             if any(map(self.fits, choices)):
