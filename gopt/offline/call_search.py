@@ -9,7 +9,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.mesh_search import Refusals, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
-from gopt.offline.plan_settings import SEQUENCES, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import PARTITIONS, SEQUENCES, STAGES, ShardSettings
 from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology

@@ -78,5 +78,5 @@ def leading(found: Iterable[PlanChoice], memory: int | None) -> PlanChoice | Non
 
 def sequence_variants(choice: PlanChoice, sequences: Sequence[bool]) -> list[ShardSettings]:
     """The settings of a choice with the ``sequences`` behind the first, where ranks along ``tp`` compute together."""
-    others = sequences[1:] if choice.mesh.along(TENSOR) > 1 else ()
-    return [replace(choice.settings, sequence=other) for other in others]
+    values = sequences[1:] if choice.mesh.along(TENSOR) > 1 else ()
+    return [replace(choice.settings, sequence=value) for value in values]

@@ -11,7 +11,7 @@ from gopt.offline.device import DeviceFigures
 from gopt.offline.mesh_search import Refusals, leading, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_ranking import fits
-from gopt.offline.plan_settings import SEQUENCES, DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, SEQUENCES, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
@@ -102,8 +102,8 @@ class TimedSearch:
         variants = [best]
         for partition in PARTITIONS[1:] if settings.stage and mesh.shard_axis else ():
             variants += self._admitted(split, [replace(settings, partition=partition)], topology)
-        for other in sequence_variants(leading(variants, self.memory) or best, self.sequences):
-            variants += self._tried(training, mesh, [other], topology)
+        for variant in sequence_variants(leading(variants, self.memory) or best, self.sequences):
+            variants += self._attempt(training, mesh, [variant], topology)
         top = leading(variants, self.memory) or best
         split = self._split(training, mesh, top.settings)
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
@@ -111,7 +111,7 @@ class TimedSearch:
         yield from variants[1:]
         top = leading(variants, self.memory) or best
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
-            yield from self._tried(training, mesh, [replace(top.settings, schedule=name)], topology)
+            yield from self._attempt(training, mesh, [replace(top.settings, schedule=name)], topology)
 
     def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
         """Nothing: the time of a step includes nodes computed whole."""
@@ -148,7 +148,7 @@ class TimedSearch:
         """The choices accepted by ``gopt shard``."""
         return self.refused.admitted(f"{split.mesh}, {alike[0]}", self._costs(split, alike, topology))
 
-    def _tried(
+    def _attempt(
         self, training: TrainingGraph, mesh: Mesh, alike: Sequence[ShardSettings], topology: Topology
     ) -> list[PlanChoice]:  # fmt: skip
         """The choices; [] where the step does not admit them: too few layers for two stages on each member, no tokens
@@ -162,8 +162,8 @@ class TimedSearch:
         """The choice of least memory with tokens divided along ``tp``, then with values of the forward computed again,
         or on the host, until it fits."""
         fixed, alone, mesh = self.fixed, self.device.host_link is None, smallest.mesh
-        for other in sequence_variants(smallest, self.sequences):
-            choices = self._tried(training, mesh, [other], topology)
+        for variant in sequence_variants(smallest, self.sequences):
+            choices = self._attempt(training, mesh, [variant], topology)
             yield from choices
             if any(map(self.fits, choices)):
                 return
@@ -174,7 +174,7 @@ class TimedSearch:
             smaller = replace(
                 smallest.settings, recompute=recompute or fixed.recompute, offload=offload or fixed.offload
             )
-            choices = self._tried(training, mesh, [smaller], topology)
+            choices = self._attempt(training, mesh, [smaller], topology)
             yield from choices
             if any(map(self.fits, choices)):
                 return
