@@ -79,8 +79,8 @@ def command(model: str, **args: Any) -> None:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     With --ranks alone, meshes are compared too: ranks that compute a batch together along tp, and along ep, cp, sp, h
-    and w where the step has experts, tokens or images. Costs of calls are then per batch, because shard=4,tp=2 reads half the batches
-    of shard=8 in a step.
+    and w where the step has experts, tokens or images. Costs of calls are then per batch, because shard=4,tp=2 reads
+    half the batches of shard=8 in a step.
 
     Choices that fit in --memory come first, then those whose calls add the least time on --link; each row gives the
     reason for its place. --link names one link for all ranks, one per mesh axis (a group over several goes at the
