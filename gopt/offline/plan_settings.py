@@ -52,7 +52,7 @@ class ShardSettings:
 
     @staticmethod
     def sequences(options: ShardOptions) -> tuple[bool, ...]:
-        """What may be chosen for ``sequence``: the value given by the user, or both."""
+        """The values of ``sequence`` to choose from: the value given by the user, or both."""
         if "sequence" not in options.passes.get(_TENSOR, {}):
             return SEQUENCES
         return tuple(each.options.sequence for each in options.passes_to_run().stages if each.spec.name == _TENSOR)
