@@ -56,13 +56,14 @@ def samples(folder: Path) -> Path:
     return folder / "samples.npz"
 
 
-def torchrun(script: Path, ranks: int, *arguments: object) -> None:
+def torchrun(script: Path, ranks: int, *arguments: object) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize("options", [{"stage": 1}, {"stage": 3}])
@@ -81,6 +82,46 @@ def test_a_loop_of_the_users_own_trains_as_gopt_run_does(options, tmp_path):
     for name, value in run.states.items():
         np.testing.assert_allclose(found["states"][name].numpy(), value, rtol=1e-4, atol=1e-6, err_msg=name)
     assert found["module"].keys() <= found["states"].keys()
+
+
+ALIKE = """
+import sys
+import torch
+import gopt.torch
+from gopt.errors import GoptError
+
+folder, way, out = sys.argv[1:]
+rank = gopt.torch.load(folder, compiled=False)
+torch.manual_seed(rank.number if way in ("lr", "batch") else 0)
+try:
+    for step in range(6):
+        batch = torch.randn(8, 32), torch.randint(0, 10, (8,))
+        rank.step(batch, lr=torch.tensor(0.01) / (1 + rank.number * (way == "lr" and step == 2)))
+    rank.save(out + "/ckpt")
+    message = "none"
+except GoptError as error:
+    message = str(error)
+with open(f"{out}/{rank.number}.txt", "w") as file:
+    print(rank.steps, message, file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "way", "message"),
+    [
+        ("shard=2", "lr", "3 ranks 0 and 1 had unequal hyper-parameters in a step before this"),
+        ("tp=2", "batch", "0 ranks 0 and 1 compute a batch together, and were given unequal batches"),
+        ("tp=2", "alike", "6 none"), ("shard=2", "alike", "6 none"),
+    ],
+)  # fmt: skip
+def test_ranks_that_are_fed_unlike_are_refused_before_a_checkpoint(mesh, way, message, tmp_path):
+    (tmp_path / "alike.py").write_text(ALIKE)
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), mesh).write(tmp_path / "step.ranks")
+    told = torchrun(tmp_path / "alike.py", 2, tmp_path / "step.ranks", way, tmp_path)
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.txt").read_text().startswith(message)
+    assert (tmp_path / "ckpt").exists() is (way == "alike")
+    assert told.count("all ranks were given the same batch") == (way == "alike" and mesh == "shard=2")
 
 
 DCP = """
