@@ -24,7 +24,7 @@ def due(step: int) -> bool:
 
 @dataclass(slots=True)
 class InputComparison:
-    """What a rank was fed since the last comparison: numbers of the host alone, for others would have to be waited
+    """The record of what a rank was fed since the last comparison: numbers of the host alone, for others would have to be waited
     for."""
 
     engine: Engine
