@@ -24,8 +24,8 @@ def due(step: int) -> bool:
 
 @dataclass(slots=True)
 class InputComparison:
-    """The record of what a rank was fed since the last comparison: numbers of the host alone, for others would have to be waited
-    for."""
+    """A digest of the inputs of a rank since the last comparison: of numbers on the host alone, for a value on a GPU
+    would have to be waited for."""
 
     engine: Engine
     batches: Sequence[Hashable]
