@@ -309,7 +309,7 @@ def _carries(start: Any, later: Any) -> bool:
 
 
 def _moved(index: int, recipe: Recipe) -> Callable[[Path], bool]:
-    """Whether a path is an option of an optimizer's group moved by the scheduler, which is an input."""
+    """A test of paths: is it an option of an optimizer's group that the scheduler moves, and thus an input?"""
     options = {(f"group {group}", option) for home, group, option, _ in moved_options(recipe) if home == index}
     scheduled = recipe.scheduler is not None
     return lambda path: path[:2] in options or (scheduled and path[-1] == LR)
