@@ -104,8 +104,9 @@ class Rank:
 
     @property
     def inputs(self) -> Mapping[str, TensorType]:
-        """The batch inputs of one rank and micro-step, by name, in order."""
-        return dict(self._types)
+        """The inputs of a batch of one rank and micro-step, by name, in order; without random numbers, which the rank
+        draws."""
+        return {name: type for name, type in self._types.items() if name not in self._draws.draws}
 
     @property
     def micro_steps(self) -> int:
@@ -160,7 +161,7 @@ class Rank:
         if due(self.steps + 1):
             turns = sorted({turn for phase, turn in self._rank.actions if phase in self._reading})
             fitted = {turn: self._fitted(batches[turn], self.steps * self.micro_steps + turn) for turn in turns}
-            values = (fitted[turn][name] for turn in turns for name in self._types if name not in self._draws.draws)
+            values = (fitted[turn][name] for turn in turns for name in self.inputs)
             self._comparison.check(values if turns else None)
         return fitted
 
@@ -186,8 +187,7 @@ class Rank:
 
     def _fitted(self, batch: Batch, number: int) -> dict[str, torch.Tensor]:
         """The inputs of a micro-step on the device, with random numbers for inputs outside the batch."""
-        names = [name for name in self._types if name not in self._draws.draws]
-        types, tensors = fitted_batch(batch, self._types, names, self.device.torch_device)
+        types, tensors = fitted_batch(batch, self._types, [*self.inputs], self.device.torch_device)
         drawn = replace(self._draws, types=types).batch(number, self._rank.part, tensors)
         return tensors | {name: self.device.to_device(array) for name, array in drawn.items()}
 
