@@ -1,4 +1,5 @@
-"""Docstrings of gopt and its command line begin with a subject or a verb, and avoid phrases that are hard to read."""
+"""Docstrings of gopt and its command line begin with a subject or a verb; they and pages avoid phrases that are hard
+to read."""
 
 from __future__ import annotations
 
@@ -25,6 +26,17 @@ UNNAMED = re.compile(
     r".*: says '(that|those|of|is|are)\b"
 )
 """Docstrings that still have a word in place of a name."""
+
+WRITTEN_BY_CODE = ("api", "corpus", "formats", "operators", "options")
+"""Pages of ``docs`` that a script there writes as a whole."""
+PAGES = (
+    *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in WRITTEN_BY_CODE),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
+)
+UNNAMED = re.compile(r"\b(?:that|those)\s+of\b|\bof\s+(?:which|none)\b|\b(?:is|are)\s+none\b", re.I)
+"""Phrases of a page that stand for a thing without its name, also where a line ends within one."""
+CODE = re.compile(r"^ *(```+)[^`\n]*\n.*?^ *\1 *$|(`+)(?!`)(?:(?!\n\n).)+?(?<!`)\2(?!`)", re.M | re.S)
+"""A fenced block, or inline code within one paragraph."""
 
 
 def docstrings(text: str) -> Iterator[tuple[int, str, bool]]:
@@ -61,6 +73,22 @@ def test_docstrings_are_plain(folder: Path) -> None:
         f"{path.relative_to(ROOT)}:{fault}" for path in sorted(sources(folder)) for fault in faults(path.read_text())
     ]
     assert [fault for fault in found if not UNNAMED.match(fault)] == []
+
+
+def unnamed(text: str) -> list[str]:
+    """Return line and words of each phrase in a page, outside of its code, that stands for a thing without its name."""
+    prose = CODE.sub(lambda code: re.sub(r"[^\n]", ".", code[0]), text)
+    return [f"{prose.count(chr(10), 0, hit.start()) + 1}: says {hit[0]!r}" for hit in UNNAMED.finditer(prose)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_name_things(page: Path) -> None:
+    assert unnamed(page.read_text(encoding="utf-8")) == []
+
+
+def test_finds_what_a_page_does_not_name() -> None:
+    text = "It is that\nof the batch.\n\n```\nthose of\n```\n`is none`, three of which count.\n  ```\nof none\n  ```\n"
+    assert unnamed(text) == ["1: says 'that\\nof'", "7: says 'of which'"]
 
 
 def test_finds_dialect() -> None:
