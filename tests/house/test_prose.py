@@ -29,6 +29,8 @@ WRITTEN_BY_CODE = ("api", "corpus", "formats", "operators", "options")
 PAGES = (
     *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in WRITTEN_BY_CODE),
     *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+    *sorted((ROOT / "fixtures").rglob("README.md")),
 )
 CODE = re.compile(r"^ *(```+)[^`\n]*\n.*?^ *\1 *$|(`+)(?!`)(?:(?!\n\n).)+?(?<!`)\2(?!`)", re.M | re.S)
 """A fenced block, or inline code within one paragraph."""
@@ -75,7 +77,7 @@ def unnamed(text: str) -> list[str]:
     return [f"{prose.count(chr(10), 0, hit.start()) + 1}: says {hit[0]!r}" for hit in UNNAMED.finditer(prose)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_name_things(page: Path) -> None:
     assert unnamed(page.read_text(encoding="utf-8")) == []
 
