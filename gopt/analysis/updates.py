@@ -63,7 +63,7 @@ class Updates:
     """Reduction output -> root of its scalar reduction."""
 
     def replicated(self, why: str, names: Collection[str] | None = None) -> Updates:
-        """The same updates, with every update or those of ``names`` run by every rank."""
+        """The same updates, with every update, or the updates of ``names``, run by every rank."""
         subgraphs = {
             name: replace(subgraph, mode=UpdateMode.REPLICATED, why=why) if names is None or name in names else subgraph
             for name, subgraph in self.subgraphs.items()
