@@ -12,7 +12,6 @@ from typing import TypeAlias
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
-from gopt.ir.types import TensorType
 from gopt.operators.kinds import CASTS
 from gopt.verification.proof.expressions import FLAT, ONE, Elements, Shape, elements
 from gopt.verification.proof.operators import NodeReader
@@ -39,7 +38,7 @@ SweptValues: TypeAlias = MutableMapping[str, int]
 """The same on a rank; most values may be shared with another."""
 
 
-def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
+def common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
     """The number of nodes in front that two lists share."""
     if nodes is second:
         return len(nodes)
@@ -53,6 +52,8 @@ class NodeOrder:
 
     def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
         self.graph, self.wholes = graph, wholes
+        self.sweeps: list[RankSweep] = []
+        self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
         self._names: dict[int, list[str]] = {}
 
     @cached_property
@@ -83,6 +84,23 @@ class NodeOrder:
         if front not in self._names:
             self._names[front] = [name for name, position in self.made.items() if position < front]
         return self._names[front]
+
+    @cached_property
+    def inputs(self) -> dict[str, int]:
+        """The operands that no node makes, and the position of the first reader, in this order."""
+        return {name: positions[0] for name, positions in self.readers.items() if name not in self.made}
+
+    def unlike(self, sweep: RankSweep, second: RankSweep) -> str:
+        """The first input that two sweeps have unlike, in the order of the nodes; "" for equal inputs."""
+        return next((name for name in self.inputs if sweep.values.get(name) != second.values.get(name)), "")
+
+    def with_input(self, name: str, number: int | None) -> RankSweep | None:
+        """The first of the sweeps with an input."""
+        count, holders = self._holders.get(name, (0, {}))
+        for sweep in self.sweeps[count:]:
+            holders.setdefault(sweep.values.get(name), sweep)
+        self._holders[name] = len(self.sweeps), holders
+        return holders.get(number)
 
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
@@ -140,6 +158,8 @@ class RankSweep:
     order: NodeOrder | None = None
     front: int = 0
     """The number of the leader's nodes."""
+    behind: tuple[RankSweep, NodeOrder] | None = None
+    """The next leader, for the nodes behind the front."""
     fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
     """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
@@ -149,36 +169,59 @@ class RankSweep:
     undefined: set[int] = field(default_factory=set)
     """The results of calls without a value on this rank."""
 
-    def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
+    def follow(self, leader: RankSweep, order: NodeOrder, behind: tuple[RankSweep, NodeOrder] | None = None) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
-        inputs and types."""
-        front = _common(self.graph.nodes, leader.graph.nodes)
-        if 2 * front < len(self.graph.nodes) or not self._fits(leader.graph.types, order, front):
+        inputs and types; ``behind``: the next leader, from the first node on with other inputs."""
+        front = common(self.graph.nodes, leader.graph.nodes)
+        if behind is not None:
+            front = min(front, order.inputs.get(order.unlike(self, leader), front))
+            if not self._fits(*behind, len(self.graph.nodes)):
+                return False
+        if 2 * front < len(self.graph.nodes) or not self._fits(leader, order, front):
             return False
-        if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
-            return False
-        self.leader, self.order, self.front = leader, order, front
+        self.leader, self.order, self.front, self.behind = leader, order, front, behind
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
         self.reader.follow(leader.reader.widened)
         self._note(self.values.own)
         return True
 
-    def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
-        """Return whether the nodes in front have results of such types."""
-        own, names = self.graph.types, order.names(front)
-        return types is own or list(map(own.get, names)) == list(map(types.get, names))
+    def _follow_next(self) -> Node | None:
+        """Follow the next leader from here on, if any; read nodes up to the next call."""
+        self.alone()
+        values, behind, self.behind = self.values, self.behind, None
+        if behind is not None and behind[0].at >= self.at and isinstance(values, _Followed):
+            self.leader, self.order = leader, order = behind
+            self.front = len(self.graph.nodes)
+            before, _ = leader.in_front(self.at, order)
+            values.own = dict(values.leaders.items() - before.items()) | values.own
+            values.leaders = leader.values
+            self.reader.follow(leader.reader.widened)
+            unlike = [name for name, number in values.own.items() if leader.values.get(name) != number]
+            readers = {position for name in (*unlike, *values.ranges) for position in order.readers.get(name, ())}
+            self.changed = sorted(position for position in readers if position >= self.at)
+        return self.to_call()
+
+    def _fits(self, leader: RankSweep, order: NodeOrder, front: int) -> bool:
+        """Return whether the nodes in front read the same inputs and have results of the same types."""
+        types, due, names = self.graph.types, leader.graph.types, order.names(front)
+        if types is not due and list(map(types.get, names)) != list(map(due.get, names)):
+            return False
+        return not any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys())
 
     def alone(self) -> None:
         """Follow no more: the values so far are those of inputs and of earlier nodes."""
         if self.leader is not None and self.order is not None and isinstance(self.values, _Followed):
             leader, self.leader = self.leader, None
-            if self.at not in leader.fronts:
-                done = [name for name in self.order.names(self.at) if name in leader.values]  # the first is named
-                values = {name: leader.values[name] for name in done}
-                leader.fronts[self.at] = values, leader.reader.casts(values)
-            values, casts = leader.fronts[self.at]
-            self.values.leaders = values
+            self.values.leaders, casts = leader.in_front(self.at, self.order)
             self.reader.follow(casts)
+
+    def in_front(self, at: int, order: NodeOrder) -> tuple[Values, dict[str, str]]:
+        """The values of the nodes up to a position, and the casts."""
+        if at not in self.fronts:
+            done = [name for name in order.names(at) if name in self.values]  # the first is named
+            values = {name: self.values[name] for name in done}
+            self.fronts[at] = values, self.reader.casts(values)
+        return self.fronts[at]
 
     def _note(self, values: Mapping[str, int]) -> None:
         """Store values, and note the readers of values unlike the leader's."""
@@ -200,8 +243,7 @@ class RankSweep:
         index = bisect_left(calls, self.at)
         stop = min(calls[index] if index < len(calls) else self.front, self.front)
         if leader.at < stop:  # in another group, it waits for members
-            self.alone()
-            return self.to_call()
+            return self._follow_next()
         if self.at:
             self._note({name: self.values[name] for name in nodes[self.at - 1].outputs if name})
         done = -1
@@ -215,8 +257,7 @@ class RankSweep:
                 done = position
         self.at = stop
         if stop == self.front and max(len(nodes), len(leader.graph.nodes)) > stop:
-            self.alone()
-            return self.to_call()
+            return self._follow_next()
         return nodes[stop] if stop < len(nodes) else None
 
     def _all_in(self, group: Group) -> bool:

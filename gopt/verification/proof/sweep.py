@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
@@ -137,10 +137,25 @@ class Sweep:
                 default=(0, 0),
             )
             near_one = [(firsts[nearest][0], order)] if firsts else []
-            if not any(sweep.follow(*leader) for leader in (*near_one, *leaders)):
+            in_front = [(leader, near) for near in near_one for leader in self._in_front(sweep, *near, leaders)]
+            if not (
+                any(sweep.follow(*leader, behind) for leader, behind in in_front)
+                or any(sweep.follow(*leader) for leader in (*near_one, *leaders))
+            ):
                 leaders.append((sweep, order))
             if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
                 firsts.append((sweep, inputs))
+            order.sweeps.append(sweep)
+
+    def _in_front(
+        self, sweep: RankSweep, near: RankSweep, order: NodeOrder, leaders: Sequence[tuple[RankSweep, NodeOrder]]
+    ) -> Iterator[tuple[RankSweep, NodeOrder]]:
+        """Sweeps over further nodes with the first input that a sweep has unlike the nearest sweep over its nodes."""
+        name = order.unlike(sweep, near)
+        for _, nodes in leaders if name else ():
+            leader = nodes.with_input(name, sweep.values.get(name)) if nodes is not order else None
+            if leader is not None:
+                yield leader, nodes
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
