@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import TypeAlias
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.operators.kinds import CASTS
-from gopt.verification.proof.expressions import FLAT, ONE, Elements, Shape, elements
+from gopt.verification.proof.boxes import Boxes
+from gopt.verification.proof.equal_parts import Column, Place, Row, columns_of, common_place, is_row
+from gopt.verification.proof.expressions import ONE, Shape, elements
 from gopt.verification.proof.operators import NodeReader
-from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plain_groups
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, is_plain, plain_groups
 
 RANGE = -1
 """In front of a node's operands: the results on whole operands, of a node on ranges."""
@@ -110,20 +112,19 @@ class NodeOrder:
 class _Followed(MutableMapping[str, int]):
     """The values of a rank: its own in front of its leader's.
 
-    ``ranges``: name -> the group of the value's node, and the ranges, values and shape of the results, for values
-    without a reader so far."""
+    ``parts``: name -> the place in other values, and these, for values without a reader so far."""
 
-    def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
+    def __init__(self, own: Values, leaders: SweptValues, expressions: Boxes) -> None:
         self.own, self.leaders, self.expressions = own, leaders, expressions
-        self.ranges = dict[str, tuple[Group, Runs, Sequence[tuple[int, ...]], Shape]]()
+        self.parts = dict[str, tuple[Place, Column]]()
 
     def __getitem__(self, name: str) -> int:
         number = self.own.get(name)
         if number is not None:
             return number
-        if name in self.ranges:
-            group, spans, wholes, shape = self.ranges.pop(name)
-            self.own[name] = number = self.expressions.apply(FLAT, spans, wholes[group.names.index(name)], shape)
+        if name in self.parts:
+            place, wholes = self.parts.pop(name)
+            self.own[name] = number = place.of(self.expressions, wholes)
             return number
         return self.leaders[name]
 
@@ -197,7 +198,7 @@ class RankSweep:
             values.leaders = leader.values
             self.reader.follow(leader.reader.widened)
             unlike = [name for name, number in values.own.items() if leader.values.get(name) != number]
-            readers = {position for name in (*unlike, *values.ranges) for position in order.readers.get(name, ())}
+            readers = {position for name in (*unlike, *values.parts) for position in order.readers.get(name, ())}
             self.changed = sorted(position for position in readers if position >= self.at)
         return self.to_call()
 
@@ -273,19 +274,12 @@ class RankSweep:
         return False
 
     def _read_group(self, group: Group) -> None:
-        """Read all nodes of a group: on ranges of values as on further ranges of the same values."""
-        expressions, operands, ranges = self.reader.expressions, list[Hashable](), set[tuple[Runs, Shape]]()
-        for name in group.reads:
-            number = self.values[name]
-            spans = expressions.ranges(number)
-            operands.append(expressions.all[number].operands if spans else number)
-            if spans or expressions.ranged(number):
-                ranges.add((spans, expressions.shape(number)))
-        spans, shape = ranges.pop() if len(ranges) == 1 else ((), None)
-        key = shape, *operands
-        wholes = group.wholes.get(key) if spans and not self.undefined else None
-        if wholes is not None and isinstance(self.values, _Followed):
-            self.values.ranges.update(dict.fromkeys(group.names, (group, spans, wholes, shape)))
+        """Read all nodes of a group: on equal parts of values as on further parts of the same values."""
+        expressions = self.reader.expressions
+        found = common_place(expressions, [self.values[name] for name in group.reads])
+        rows = self._rows(group, *found) if found is not None and not self.undefined else []
+        if found is not None and rows and isinstance(self.values, _Followed):
+            self.values.parts.update(zip(group.names, zip(repeat(found[0]), rows)))
             for name in group.readers:
                 self._store(name, self.values[name], group.readers)
             return
@@ -294,10 +288,45 @@ class RankSweep:
             for name, number in self._read(node).items():
                 self._store(name, number, group.readers)
                 numbers.append(number)
-        rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
-        behind = [row for row in operands if isinstance(row, tuple)]
-        if spans and len(rows) == len(numbers) and expressions.side_by_side([*behind, *rows]):
+        if found is not None and found[0].whole is None:
+            (spans, _, _), operands = found
+            rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
+            if len(rows) == len(numbers) and expressions.side_by_side([*filter(is_row, operands), *rows]):
+                group.wholes[None, *operands] = rows
+
+    def _rows(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+        """The values of which the results of a group are parts; [] where they are not known."""
+        key = place.whole, *operands
+        if key not in group.wholes:
+            part = self._on_parts if place.whole is None else self._on_values
+            rows = part(group, place, operands)
+            if not rows:
+                return rows
             group.wholes[key] = rows
+        return group.wholes[key]
+
+    def _on_values(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+        """The results of a group on whole values; [] for a result of another shape."""
+        ((*column,),) = columns_of(operands)
+        values = dict(zip(group.reads, column))
+        for node in group.nodes:
+            number = self._on_wholes(node, tuple([values[name] for name in node.inputs]), place.whole)
+            if number is None:
+                return []
+            values[node.outputs[0]] = number
+        return [(values[name],) for name in group.names]
+
+    def _on_parts(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+        """The results of a group on ranges of parts of whole values."""
+        expressions, parts = self.reader.expressions, list[tuple[Place, list[Column]]]()
+        for column in columns_of(operands):
+            found = common_place(expressions, column)
+            wholes = self._rows(group, *found) if found is not None and found[0].whole is not None else []
+            if found is None or not wholes:
+                return []
+            parts.append((found[0], wholes))
+        rows = [tuple([place.of(expressions, row[at]) for place, row in parts]) for at, _ in enumerate(group.names)]
+        return rows if expressions.side_by_side([*filter(is_row, operands), *rows]) else []
 
     def to_call(self) -> Node | None:
         """Read nodes up to the next call; return the call, or None at the end of the graph."""
@@ -344,33 +373,44 @@ class RankSweep:
         memo = self.reader.expressions.read
         results = memo.get(key)
         if results is None:
-            results = memo[key] = self._of_ranges(node, operands) or self._results(node, operands)
+            results = memo[key] = self._of_parts(node, operands) or self._results(node, operands)
         return dict(zip(node.outputs, results))
 
-    def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
-        """The results of an elementwise node on ranges of operands that was read for other ranges of the same.
+    def _of_parts(self, node: Node, operands: Column) -> list[int] | None:
+        """The results of an elementwise node on equal parts of values that was read for other parts of the same.
 
-        The results are noted by operands without ranges, which are alike on all ranks."""
+        The results are noted by the values, which are alike on all ranks."""
         expressions = self.reader.expressions
-        ranges = next(filter(None, map(expressions.ranges, operands)), ())
-        if not ranges or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+        if len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
             return None
-        columns: list[Sequence[int]] = []
-        for number in operands:
-            alike = expressions.ranges(number) == ranges
-            if not alike and expressions.ranged(number):
-                return None
-            columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
-        keys = [(node.encoded or b"", (RANGE, *numbers)) for numbers in zip(*columns)]
-        wholes = list(map(expressions.read.get, keys))
+        found = common_place(expressions, operands)
+        if found is None:
+            return None
+        place, columns = found[0], columns_of(found[1])
+        if place.whole is not None:
+            whole = self._on_wholes(node, columns[0], place.whole) if is_plain(self.graph, node) else None
+            return None if whole is None else [place.of(expressions, [whole])]
+        keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
+        wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
         if None not in wholes:
-            return [expressions.flat([(whole[0], *span) for whole, span in zip(wholes, ranges) if whole])]
+            return [place.of(expressions, [row[0] for row in wholes if row])]
         results = self._results(node, operands)
-        if expressions.ranges(results[0]) == ranges:
+        if expressions.ranges(results[0]) == place.ranges:
             for key, whole in zip(keys, expressions.all[results[0]].operands):
                 if expressions.elements(whole) == max(expressions.elements(number) or 0 for number in key[1][1:]):
                     expressions.read[key] = [whole]
         return results
+
+    def _on_wholes(self, node: Node, operands: Column, shape: Shape) -> int | None:
+        """The result of a plain node on values of a shape; None for another shape, and for some terms of sums."""
+        expressions, key = self.reader.expressions, (node.encoded or b"", operands)
+        if expressions.joinable(operands):
+            return None
+        if key not in expressions.read:
+            self.reader.values = self.values
+            expressions.read[key] = self.reader.results(node, operands, [shape])
+        (whole,) = expressions.read[key]
+        return whole if expressions.shape(whole) == shape else None
 
     def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""
