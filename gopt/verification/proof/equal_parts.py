@@ -18,7 +18,7 @@ Row = tuple[int, ...] | int
 """The values of an operand, range by range; or a value of one element."""
 
 
-class Place(NamedTuple):
+class Region(NamedTuple):
     """Ranges of elements of values in a row; or, with the shape of the ``whole``, ranges of dimensions of a value."""
 
     ranges: Runs | Selection
@@ -32,10 +32,10 @@ class Place(NamedTuple):
         return expressions.flat((number, *run) for number, run in zip(wholes, cast(Runs, self.ranges)))
 
 
-def common_place(expressions: Boxes, operands: Iterable[int]) -> tuple[Place, list[Row]] | None:
-    """The common place of the ranged operands of a node, and the values around each operand: the number of a value of
+def common_region(expressions: Boxes, operands: Iterable[int]) -> tuple[Region, list[Row]] | None:
+    """The common region of the ranged operands of a node, and the values around each operand: the number of a value of
     one element stays. None for operands with other places."""
-    place, rows, rank = None, list[Row](), 0
+    region, rows, rank = None, list[Row](), 0
     for number in operands:
         op, ranges, values, shape = expressions.all[number]
         if not expressions.ranged(number):
@@ -44,19 +44,19 @@ def common_place(expressions: Boxes, operands: Iterable[int]) -> tuple[Place, li
             rank = max(rank, len(shape or ()))
             rows.append(number)
             continue
-        found: tuple[object, Shape, Shape] = ranges, None, shape
+        part: tuple[object, Shape, Shape] = ranges, None, shape
         if op != FLAT:
             box = expressions.box(number)
             if box is None or any(runs is not None and size == 1 for runs, size in zip(box[1], shape or ())):
                 return None  # a dimension of length 1 may be that of a value that does not follow the dimension
-            found, values = (box[1], expressions.shape(box[0]), shape), box[:1]
-        if place is not None and place != found:
+            part, values = (box[1], expressions.shape(box[0]), shape), box[:1]
+        if region is not None and region != part:
             return None
-        place = found
+        region = part
         rows.append(values)
-    if place is None or rank > len(place[2] or ()):
+    if region is None or rank > len(region[2] or ()):
         return None
-    return Place(*cast(tuple[Runs, Shape, Shape], place)), rows
+    return Region(*cast(tuple[Runs, Shape, Shape], region)), rows
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:

@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.operators.kinds import CASTS
 from gopt.verification.proof.boxes import Boxes
-from gopt.verification.proof.equal_parts import Column, Place, Row, columns_of, common_place, is_row
+from gopt.verification.proof.equal_parts import Column, Region, Row, columns_of, common_region, is_row
 from gopt.verification.proof.expressions import ONE, Shape, elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, is_plain, plain_groups
@@ -112,19 +112,19 @@ class NodeOrder:
 class _Followed(MutableMapping[str, int]):
     """The values of a rank: its own in front of its leader's.
 
-    ``parts``: name -> the place in other values, and these, for values without a reader so far."""
+    ``parts``: name -> the region in other values, and these, for values without a reader so far."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Boxes) -> None:
         self.own, self.leaders, self.expressions = own, leaders, expressions
-        self.parts = dict[str, tuple[Place, Column]]()
+        self.parts = dict[str, tuple[Region, Column]]()
 
     def __getitem__(self, name: str) -> int:
         number = self.own.get(name)
         if number is not None:
             return number
         if name in self.parts:
-            place, wholes = self.parts.pop(name)
-            self.own[name] = number = place.of(self.expressions, wholes)
+            region, wholes = self.parts.pop(name)
+            self.own[name] = number = region.of(self.expressions, wholes)
             return number
         return self.leaders[name]
 
@@ -276,10 +276,10 @@ class RankSweep:
     def _read_group(self, group: Group) -> None:
         """Read all nodes of a group: on equal parts of values as on further parts of the same values."""
         expressions = self.reader.expressions
-        found = common_place(expressions, [self.values[name] for name in group.reads])
-        rows = self._rows(group, *found) if found is not None and not self.undefined else []
-        if found is not None and rows and isinstance(self.values, _Followed):
-            self.values.parts.update(zip(group.names, zip(repeat(found[0]), rows)))
+        part = common_region(expressions, [self.values[name] for name in group.reads])
+        rows = self._rows(group, *part) if part is not None and not self.undefined else []
+        if part is not None and rows and isinstance(self.values, _Followed):
+            self.values.parts.update(zip(group.names, zip(repeat(part[0]), rows)))
             for name in group.readers:
                 self._store(name, self.values[name], group.readers)
             return
@@ -288,44 +288,44 @@ class RankSweep:
             for name, number in self._read(node).items():
                 self._store(name, number, group.readers)
                 numbers.append(number)
-        if found is not None and found[0].whole is None:
-            (spans, _, _), operands = found
+        if part is not None and part[0].whole is None:
+            (spans, _, _), operands = part
             rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
             if len(rows) == len(numbers) and expressions.side_by_side([*filter(is_row, operands), *rows]):
                 group.wholes[None, *operands] = rows
 
-    def _rows(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+    def _rows(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
         """The values of which the results of a group are parts; [] where they are not known."""
-        key = place.whole, *operands
+        key = region.whole, *operands
         if key not in group.wholes:
-            part = self._on_parts if place.whole is None else self._on_values
-            rows = part(group, place, operands)
+            part = self._on_parts if region.whole is None else self._on_values
+            rows = part(group, region, operands)
             if not rows:
                 return rows
             group.wholes[key] = rows
         return group.wholes[key]
 
-    def _on_values(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+    def _on_values(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
         """The results of a group on whole values; [] for a result of another shape."""
         ((*column,),) = columns_of(operands)
         values = dict(zip(group.reads, column))
         for node in group.nodes:
-            number = self._on_wholes(node, tuple([values[name] for name in node.inputs]), place.whole)
+            number = self._on_wholes(node, tuple([values[name] for name in node.inputs]), region.whole)
             if number is None:
                 return []
             values[node.outputs[0]] = number
         return [(values[name],) for name in group.names]
 
-    def _on_parts(self, group: Group, place: Place, operands: Sequence[Row]) -> list[Column]:
+    def _on_parts(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
         """The results of a group on ranges of parts of whole values."""
-        expressions, parts = self.reader.expressions, list[tuple[Place, list[Column]]]()
+        expressions, parts = self.reader.expressions, list[tuple[Region, list[Column]]]()
         for column in columns_of(operands):
-            found = common_place(expressions, column)
-            wholes = self._rows(group, *found) if found is not None and found[0].whole is not None else []
-            if found is None or not wholes:
+            part = common_region(expressions, column)
+            wholes = self._rows(group, *part) if part is not None and part[0].whole is not None else []
+            if part is None or not wholes:
                 return []
-            parts.append((found[0], wholes))
-        rows = [tuple([place.of(expressions, row[at]) for place, row in parts]) for at, _ in enumerate(group.names)]
+            parts.append((part[0], wholes))
+        rows = [tuple([region.of(expressions, row[at]) for region, row in parts]) for at, _ in enumerate(group.names)]
         return rows if expressions.side_by_side([*filter(is_row, operands), *rows]) else []
 
     def to_call(self) -> Node | None:
@@ -383,19 +383,19 @@ class RankSweep:
         expressions = self.reader.expressions
         if len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
             return None
-        found = common_place(expressions, operands)
-        if found is None:
+        part = common_region(expressions, operands)
+        if part is None:
             return None
-        place, columns = found[0], columns_of(found[1])
-        if place.whole is not None:
-            whole = self._on_wholes(node, columns[0], place.whole) if is_plain(self.graph, node) else None
-            return None if whole is None else [place.of(expressions, [whole])]
+        region, columns = part[0], columns_of(part[1])
+        if region.whole is not None:
+            whole = self._on_wholes(node, columns[0], region.whole) if is_plain(self.graph, node) else None
+            return None if whole is None else [region.of(expressions, [whole])]
         keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
         wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
         if None not in wholes:
-            return [place.of(expressions, [row[0] for row in wholes if row])]
+            return [region.of(expressions, [row[0] for row in wholes if row])]
         results = self._results(node, operands)
-        if expressions.ranges(results[0]) == place.ranges:
+        if expressions.ranges(results[0]) == region.ranges:
             for key, whole in zip(keys, expressions.all[results[0]].operands):
                 if expressions.elements(whole) == max(expressions.elements(number) or 0 for number in key[1][1:]):
                     expressions.read[key] = [whole]

@@ -235,14 +235,18 @@ class Sweep:
 
     def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
         """The results of a call, of each member."""
-        axes, members = self.mesh.split(str(nodes[0].attributes["group"])), [self.sweeps[rank] for rank in ranks]
-        operands = tuple([sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)])
-        signatures = []
-        for rank, sweep, node in zip(ranks, members, nodes):
+        axes = self.mesh.split(str(nodes[0].attributes["group"]))
+        read: dict[int, tuple[tuple[int, ...], CallSignature]] = {}
+        """Ranks in one sweep wait at one node."""
+        for rank, node in zip(ranks, nodes):
+            sweep = self.sweeps[rank]
             try:
-                signatures.append(self._signature(node, self._types(sweep, node)))
+                if id(sweep) not in read:
+                    read[id(sweep)] = sweep.operands(node, node.inputs), self._signature(node, self._types(sweep, node))
             except InputError as error:
                 raise UnpairedCall(rank, node, error.message, "a call that its operands allow") from None
+        members = [read[id(self.sweeps[rank])] for rank in ranks]
+        operands, signatures = tuple([numbers for numbers, _ in members]), [signature for _, signature in members]
         for rank, node, signature in zip(ranks, nodes, signatures):
             if signature != signatures[0]:
                 raise UnpairedCall(rank, node, str(signature), f"{signatures[0]}, as rank {ranks[0]} has")
