@@ -31,7 +31,7 @@ from .server_options import MODES, trainers_option
     "--ranks",
     type=int,
     metavar="N",
-    help="Compare choices for this many ranks, on meshes of shard, tp, ep, cp and sp, and pp with --device.",
+    help="Compare choices for this many ranks, on meshes of shard, tp, ep, cp, sp, h and w, and pp with --device.",
 )
 @click.option("--mesh", metavar="AXES", help="Compare choices for this grid of ranks only, e.g. dp=2,shard=4.")
 @click.option("--memory", metavar="SIZE", help="The memory of a rank, e.g. 80GB: choices that fit come first.")
@@ -78,9 +78,9 @@ from .server_options import MODES, trainers_option
 def command(model: str, **args: Any) -> None:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
-    With --ranks alone, meshes are compared too: ranks that compute a batch together along tp, and along ep, cp and sp
-    where the step has experts or tokens. Costs of calls are then per batch, because shard=4,tp=2 reads half the batches
-    of shard=8 in a step.
+    With --ranks alone, meshes are compared too: ranks that compute a batch together along tp, and along ep, cp, sp, h
+    and w where the step has experts, tokens or images. Costs of calls are then per batch, because shard=4,tp=2 reads
+    half the batches of shard=8 in a step.
 
     Choices that fit in --memory come first, then those whose calls add the least time on --link; each row gives the
     reason for its place. --link names one link for all ranks, one per mesh axis (a group over several goes at the

@@ -39,6 +39,7 @@ _LEGEND = {
     "recompute": "time of operators that run a second time in the backward",
     "again": "the policy of --recompute",
     "host": "what is in the memory of the host (--offload)",
+    "sequence": "ranks along tp divide the tokens between products (-O tensor-parallel.sequence=true)",
     "bubble": "time in which stages wait for one another",
     "micro-batches": "batches that a rank computes one by one in a step, and their order on stages (--schedule)",
     "exposed": "time of calls during which a rank does not compute",
@@ -71,7 +72,7 @@ def render_plan(
     title = f"Choices for {mesh}, best first; sizes of the rank that holds most"
     if not mesh:
         title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
-    texts = ("mesh", "partition", "micro-batches", "again", *(("stage",) if columns[0] == "stage" else ()))
+    texts = ("mesh", "partition", "micro-batches", "again", "sequence", *(("stage",) if columns[0] == "stage" else ()))
     right = [index for index, name in enumerate(columns) if name not in texts]
     if wide and mesh:
         lines = [[*line, why] for line, why in joined]
@@ -125,6 +126,8 @@ def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
     per, timed = "" if mesh else "/batch", [row.choice for row in rows if row.choice.time is not None]
+    divided = ("sequence",) if any(row.choice.settings.sequence for row in rows) else ()
+    head = [*(() if mesh else ("mesh",)), *_HEAD, *divided]
     if timed:
         absent = {"partition"}
         if all(choice.settings.accumulate == 1 for choice in timed):
@@ -135,10 +138,10 @@ def _columns(mesh: str, wide: bool, rows: Sequence[RankedChoice]) -> list[str]:
             absent |= {"host"}
         if not wide:
             absent |= _WIDE_ONLY | {"bucket", "recompute"} | (set() if mesh else {"compute", "exposed", "bubble"})
-        head = [*(() if mesh else ("mesh",)), *_HEAD, "micro-batches", "again", "host"]
+        head = [*head, "micro-batches", "again", "host"]
         return [name for name in (*head, *_BYTES, *_TIMED[:-1], f"step{per}") if name not in absent]
     figures = [*(_FIGURES if mesh else _MESHES), *([f"time{per}"] if any(row.choice.times for row in rows) else [])]
-    columns = [*(() if mesh else ("mesh",)), *_HEAD, *_BYTES, *figures]
+    columns = [*head, *_BYTES, *figures]
     dropped = _WIDE_ONLY if mesh else _WIDE_ONLY | _WIDEST_ONLY
     return columns if wide else [name for name in columns if name not in dropped]
 
@@ -158,6 +161,7 @@ def _line(choice: PlanChoice, columns: Sequence[str]) -> list[str]:
         "sent/batch": format_bytes(round(choice.sent)),
         "stage": str(settings.stage),
         "partition": settings.partition,
+        "sequence": "yes" if settings.sequence else "",
         "bucket": "default" if settings.bucket_mb is None else f"{settings.bucket_mb:g} MiB",
         "parameters": format_bytes(choice.parameters),
         "states": format_bytes(choice.optimizer_states),

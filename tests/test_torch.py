@@ -56,13 +56,15 @@ def samples(folder: Path) -> Path:
     return folder / "samples.npz"
 
 
-def torchrun(script: Path, ranks: int, *arguments: object) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script)]
+def torchrun(script: Path, ranks: int, *arguments: object, restarts: int = 0) -> str:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += ["--max-restarts", str(restarts), str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize("options", [{"stage": 1}, {"stage": 3}])
@@ -81,6 +83,106 @@ def test_a_loop_of_the_users_own_trains_as_gopt_run_does(options, tmp_path):
     for name, value in run.states.items():
         np.testing.assert_allclose(found["states"][name].numpy(), value, rtol=1e-4, atol=1e-6, err_msg=name)
     assert found["module"].keys() <= found["states"].keys()
+
+
+ALIKE = """
+import sys
+import torch
+import gopt.torch
+from gopt.errors import GoptError
+
+folder, way, out = sys.argv[1:]
+rank = gopt.torch.load(folder, compiled=False)
+torch.manual_seed(rank.number if way in ("lr", "batch") else 0)
+try:
+    for step in range(6):
+        batch = torch.randn(8, 32), torch.randint(0, 10, (8,))
+        rank.step(batch, lr=torch.tensor(0.01) / (1 + rank.number * (way == "lr" and step == 2)))
+    rank.save(out + "/ckpt")
+    message = "none"
+except GoptError as error:
+    message = str(error)
+with open(f"{out}/{rank.number}.txt", "w") as file:
+    print(rank.steps, message, file=file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "way", "message"),
+    [
+        ("shard=2", "lr", "3 ranks 0 and 1 had unequal hyper-parameters in a step before this"),
+        ("tp=2", "batch", "0 ranks 0 and 1 compute a batch together, and were given unequal batches"),
+        ("tp=2", "alike", "6 none"), ("shard=2", "alike", "6 none"),
+    ],
+)  # fmt: skip
+def test_ranks_that_are_fed_unlike_are_refused_before_a_checkpoint(mesh, way, message, tmp_path):
+    (tmp_path / "alike.py").write_text(ALIKE)
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), mesh).write(tmp_path / "step.ranks")
+    told = torchrun(tmp_path / "alike.py", 2, tmp_path / "step.ranks", way, tmp_path)
+    for rank in range(2):
+        assert (tmp_path / f"{rank}.txt").read_text().startswith(message)
+    assert (tmp_path / "ckpt").exists() is (way == "alike")
+    assert told.count("all ranks were given the same batch") == (way == "alike" and mesh == "shard=2")
+
+
+KILLED = """
+import os
+import signal
+import sys
+import torch
+import gopt.torch
+from gopt.errors import OptionError
+
+folder, out, kill = sys.argv[1:]
+rank = gopt.torch.load(folder, compiled=False)
+try:
+    rank.load(out + "/ckpt")
+except OptionError:
+    pass
+begun = rank.steps
+random = torch.Generator().manual_seed(5)
+data = [(torch.randn(2, 8, 32, generator=random), torch.randint(0, 10, (2, 8), generator=random)) for _ in range(6)]
+while rank.steps < 6:
+    x, y = data[rank.steps]
+    if begun == 0 and rank.steps == 3 and rank.number == int(kill):
+        os.kill(os.getpid(), signal.SIGKILL)
+    rank.step((x[rank.number], y[rank.number]), lr=0.01 / (1 + rank.steps))
+    if rank.steps % 2 == 0:
+        rank.save(out + "/ckpt")
+states = rank.full_states()
+if rank.number == 0:
+    torch.save({"states": states, "begun": begun}, out + "/end.pt")
+"""
+
+
+def test_a_killed_rank_is_started_again_and_ends_with_the_same_bits(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 2, stage=3).write(tmp_path / "step.ranks")
+    ends = {}
+    for kill in (9, 1):
+        (out := tmp_path / str(kill)).mkdir()
+        torchrun(tmp_path / "killed.py", 2, tmp_path / "step.ranks", out, kill, restarts=1)
+        ends[kill] = torch.load(out / "end.pt")
+    assert (ends[9]["begun"], ends[1]["begun"]) == (0, 2)
+    assert all(torch.equal(value, ends[1]["states"][name]) for name, value in ends[9]["states"].items())
+
+
+def dropout():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 4))
+    batch = torch.randn(4, 8), torch.randint(0, 4, (4,))
+    return module, torch.nn.functional.cross_entropy, torch.optim.SGD(module.parameters(), 0.1), batch
+
+
+def test_random_numbers_are_drawn_by_the_rank_and_no_input_of_a_batch(tmp_path):
+    gopt.export(dropout, tmp_path / "step.onnx")
+    gopt.shard(tmp_path / "step.onnx", 1).write(tmp_path / "ranks")
+    from gopt.torch import load
+
+    rank = load(tmp_path / "ranks", compiled=False)
+    assert [*rank.inputs] == ["input", "target"]
+    assert torch.isfinite(rank.step((torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)))["loss"])
+    torch.distributed.destroy_process_group()
 
 
 DCP = """

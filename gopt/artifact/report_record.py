@@ -170,6 +170,8 @@ class ChoiceEntry:
     """The choice computes values of the forward again by this policy; the key is absent where it does not."""
     offload: str | None = field(default=None, metadata=OPTIONAL)
     """The choice has these values in the memory of the host; the key is absent where all are on the device."""
+    sequence: bool = field(default=False, metadata=OPTIONAL)
+    """The choice divides tokens along tp between products (sequence parallelism); the key is absent where not."""
     nbytes: Mapping[str, Count] = field(metadata=key("bytes"))
     """The table gives the bytes that a rank holds, estimated from the graph that all ranks have in common: parameters
     and optimizer_states that the fullest rank holds between steps, low-precision copies included; gradients, gathered

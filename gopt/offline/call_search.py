@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
-from gopt.offline.mesh_search import Refusals
+from gopt.errors import OptionError, UnsupportedError
+from gopt.offline.mesh_search import Refusals, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
-from gopt.offline.plan_settings import PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import PARTITIONS, SEQUENCES, STAGES, ShardSettings
 from gopt.passes.preflight import check_planned
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
@@ -18,15 +19,17 @@ from gopt.spmd.program import SpmdProgram
 @dataclass(frozen=True, slots=True)
 class CallSearch:
     """The limits of a search. ``link``: as the user writes links; ``memory``: bytes of a rank; ``caps``: of buckets in
-    MiB, None: the pass's own, a quarter and four times of it, where buckets differ."""
+    MiB, None: the pass's own, a quarter and four times of it, where buckets differ; ``sequences``: with sequence
+    parallelism or without, the first for all choices, the rest for the best."""
 
     link: str | None = None
     memory: int | None = None
     caps: Sequence[float | None] | None = None
     advance: Callable[[str], None] = lambda _: None
     refused: Refusals = field(default_factory=Refusals)
+    sequences: Sequence[bool] = SEQUENCES
     _outlined: set[Mesh] = field(default_factory=set, init=False, repr=False, compare=False)
-    _splits: dict[Mesh, SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _splits: dict[tuple[Mesh, bool], SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def bounds(self, training: TrainingGraph, meshes: Iterable[Mesh]) -> list[tuple[float, Mesh]]:
         """All meshes in order, without a bound."""
@@ -45,8 +48,13 @@ class CallSearch:
                 yield from self._stages(training, mesh, partition, cap)
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
-        """Nothing further: ``whole`` has every setting."""
-        return iter(())
+        """The best choice with sequence parallelism; ``whole`` has every other setting."""
+        for settings in sequence_variants(best, self.sequences):
+            try:
+                split = self._split(training, best.mesh, settings.sequence)
+                yield from estimate_costs(split, [settings], self._topology(best.mesh), None)
+            except (OptionError, UnsupportedError):
+                continue  # no tokens to divide
 
     def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
         """Yield costs left out of the figures, and the reason for equal stages."""
@@ -66,12 +74,14 @@ class CallSearch:
     def _caps(self, training: TrainingGraph, mesh: Mesh) -> Sequence[float | None]:
         return bucket_choices(self._split(training, mesh).training) if self.caps is None else self.caps
 
-    def _split(self, training: TrainingGraph, mesh: Mesh) -> SpmdProgram:
-        if mesh not in self._splits:
+    def _split(self, training: TrainingGraph, mesh: Mesh, sequence: bool | None = None) -> SpmdProgram:
+        key = mesh, self.sequences[0] if sequence is None else sequence
+        if key not in self._splits:
             check_planned(mesh)
             self.refused.check(training, mesh, 1)
-            self._splits[mesh] = split_program(training, mesh, self._topology(mesh))
-        return self._splits[mesh]
+            settings = ShardSettings(sequence=key[1])
+            self._splits[key] = split_program(training, mesh, self._topology(mesh), settings)
+        return self._splits[key]
 
     def _topology(self, mesh: Mesh) -> Topology | None:
         return None if self.link is None else Topology.parse(self.link, mesh)
@@ -83,7 +93,7 @@ class CallSearch:
         for stage in STAGES if mesh.shard_axis else STAGES[:1]:
             if stage == 0 and partition != PARTITIONS[0]:
                 continue
-            settings = ShardSettings(stage, partition, cap)
+            settings = ShardSettings(stage, partition, cap, sequence=self.sequences[0])
             self.advance(f"{mesh}: {settings}")
             if stage == 2 and not accumulates(split):
                 # Without accumulation the step of stages 1 and 2 is the same (contract section 1).

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gopt.analysis.coupling import refuse_unlike
@@ -13,7 +13,8 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import GoptError, InvariantError, OptionError, UnsupportedError
 from gopt.offline.plan import PlanChoice
 from gopt.offline.plan_ranking import held_first
-from gopt.records.mesh import Mesh
+from gopt.offline.plan_settings import ShardSettings
+from gopt.records.mesh import TENSOR, Mesh
 
 
 class MeshSearch(Protocol):
@@ -73,3 +74,9 @@ class Refusals:
 def leading(found: Iterable[PlanChoice], memory: int | None) -> PlanChoice | None:
     """The best choice, or where nothing fits in ``memory`` bytes the one that holds least."""
     return min(found, key=lambda choice: held_first(choice, memory), default=None)
+
+
+def sequence_variants(choice: PlanChoice, sequences: Sequence[bool]) -> list[ShardSettings]:
+    """The settings of a choice with the ``sequences`` behind the first, where ranks along ``tp`` compute together."""
+    values = sequences[1:] if choice.mesh.along(TENSOR) > 1 else ()
+    return [replace(choice.settings, sequence=value) for value in values]

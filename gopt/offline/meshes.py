@@ -10,7 +10,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.offline.mesh_search import MeshSearch, leading
 from gopt.offline.plan import PlanChoice
 from gopt.offline.plan_ranking import fits, held_first
-from gopt.records.mesh import EXPERT, PIPELINE, SHARD, TENSOR, TOKENS, Mesh
+from gopt.records.mesh import EXPERT, PIPELINE, SHARD, SPACE, TENSOR, TOKENS, Mesh
 
 MOST_MEMBERS = 8
 """Ranks up to which a batch is computed together: calls of these ranks stand between products, and need the links
@@ -21,7 +21,7 @@ MOST_MESHES = 12
 """So many meshes are outlined at most."""
 WHOLE = 2
 """So many meshes, the best by their outlines, are weighed with all settings."""
-COMPUTING = (*TOKENS, EXPERT, TENSOR)
+COMPUTING = (*SPACE, *TOKENS, EXPERT, TENSOR)
 """Axes of ranks computing a batch together, neighbouring ranks last."""
 _ORDER = (PIPELINE, SHARD, *COMPUTING)
 
@@ -56,10 +56,10 @@ def mesh_of(sizes: dict[str, int], link: str | None = None) -> Mesh:
 
 def neighbours(mesh: Mesh, link: str | None = None, *, stages: bool) -> Iterator[Mesh]:
     """Meshes of the same ranks in which a factor of ``shard`` has gone to another axis: any factor to ``tp``, a prime
-    to ``cp``, ``sp`` and ``ep``, and with ``stages`` to ``pp``."""
+    to ``cp``, ``sp``, ``ep``, ``h`` and ``w``, and with ``stages`` to ``pp``."""
     sizes = {axis: mesh.along(axis) for axis in _ORDER}
     together = prod(sizes[axis] for axis in COMPUTING)
-    for axis in (TENSOR, EXPERT, *TOKENS, *((PIPELINE,) if stages else ())):
+    for axis in (TENSOR, EXPERT, *TOKENS, *SPACE, *((PIPELINE,) if stages else ())):
         most = MOST_STAGES // sizes[PIPELINE] if axis == PIPELINE else MOST_MEMBERS // together
         factors = [factor for factor in range(2, most + 1) if sizes[SHARD] % factor == 0]
         if axis != TENSOR:
@@ -140,7 +140,7 @@ class _Climb:
                 self.result.take(choices)
             else:
                 admitted = {axis for outlined in self.outlined for axis in _split(outlined)}
-                self.stopped.update({EXPERT, *TOKENS}.intersection(_split(mesh)) - admitted)
+                self.stopped.update({EXPERT, *TOKENS, *SPACE}.intersection(_split(mesh)) - admitted)
         self.dropped += len(ring) - done
 
     def finish(self) -> MeshChoices:

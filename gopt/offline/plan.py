@@ -76,7 +76,7 @@ class PlanChoice:
 
     def to_json(self) -> dict[str, Any]:
         costs = self.costs
-        record = self.settings.options() | {
+        record = self.settings.to_json() | {
             "bytes": {
                 "parameters": self.parameters, "optimizer_states": self.optimizer_states,
                 "gradients": self.live.gradients, "gathered": self.live.gathered,
@@ -102,12 +102,15 @@ def split_program(
 ) -> SpmdProgram:
     """The step of a mesh behind the passes for the split of the computation, and for stages: no further setting changes
     these."""
-    return cut_in_stages(split_computation(training, mesh, topology), settings)
+    return cut_in_stages(split_computation(training, mesh, topology, settings), settings)
 
 
-def split_computation(training: TrainingGraph, mesh: Mesh, topology: Topology | None = None) -> SpmdProgram:
-    """The step of a mesh with its computation split, for any stages and any number of micro-batches."""
-    program, whole = SpmdProgram.start(training, mesh), DEFAULTS.pipeline(topology)
+def split_computation(
+    training: TrainingGraph, mesh: Mesh, topology: Topology | None = None, settings: ShardSettings = DEFAULTS
+) -> SpmdProgram:
+    """The step of a mesh with its computation split, for any stages and any number of micro-batches; of ``settings``
+    ``sequence`` counts."""
+    program, whole = SpmdProgram.start(training, mesh), replace(DEFAULTS, sequence=settings.sequence).pipeline(topology)
     replace(whole, stages=whole.stages[_STAGES:_COMPUTATION]).run(program)
     return program
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
-from gopt.offline.mesh_search import Refusals, leading
+from gopt.offline.mesh_search import Refusals, leading, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_ranking import fits
-from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, STAGES, ShardSettings
+from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, SEQUENCES, STAGES, ShardSettings
 from gopt.offline.roofline import node_works
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
@@ -32,7 +32,7 @@ SAVINGS = (
 class TimedSearch:
     """The limits of a search. ``memory``: bytes of a rank; ``link``: as the user writes links; ``caps``: of buckets in
     MiB, None: the usual ones; ``fixed``: the user's schedule, recompute, offload and micro-batches, 1 for any
-    number."""
+    number; ``sequences``: with sequence parallelism or without, the first for all choices, the rest for the best."""
 
     device: DeviceFigures
     link: str
@@ -41,7 +41,10 @@ class TimedSearch:
     fixed: ShardSettings = DEFAULTS
     advance: Callable[[str], None] = lambda _: None
     refused: Refusals = field(default_factory=Refusals)
-    _computations: dict[Mesh, SpmdProgram] = field(default_factory=dict, init=False, repr=False, compare=False)
+    sequences: Sequence[bool] = SEQUENCES
+    _computations: dict[tuple[Mesh, bool], SpmdProgram] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def bounds(self, training: TrainingGraph, meshes: Iterable[Mesh]) -> list[tuple[float, Mesh]]:
         """The meshes by a lower bound of the time of a step for each batch: forward and backward, divided evenly, and
@@ -89,7 +92,7 @@ class TimedSearch:
                 choices += self._admitted(split, [replace(settings, stage=stage) for settings in alike], topology)
         yield from choices
         if choices and self.memory is not None and not any(map(self.fits, choices)):
-            yield from self._again(split, min(choices, key=lambda choice: choice.held), topology)
+            yield from self._again(training, min(choices, key=lambda choice: choice.held), topology)
 
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
         """Further partitions, buckets and schedules for the best choice so far; the rest of its settings stays."""
@@ -99,18 +102,16 @@ class TimedSearch:
         variants = [best]
         for partition in PARTITIONS[1:] if settings.stage and mesh.shard_axis else ():
             variants += self._admitted(split, [replace(settings, partition=partition)], topology)
+        for variant in sequence_variants(leading(variants, self.memory) or best, self.sequences):
+            variants += self._attempt(training, mesh, [variant], topology)
         top = leading(variants, self.memory) or best
+        split = self._split(training, mesh, top.settings)
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
             variants += self._admitted(split, [replace(top.settings, bucket_mb=cap)], topology)
         yield from variants[1:]
         top = leading(variants, self.memory) or best
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
-            chunked = replace(top.settings, schedule=name)
-            try:
-                forked = self._split(training, mesh, chunked)
-                yield from self._costs(forked, [chunked], topology)
-            except (OptionError, UnsupportedError):
-                continue  # too few layers for two stages on each member
+            yield from self._attempt(training, mesh, [replace(top.settings, schedule=name)], topology)
 
     def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
         """Nothing: the time of a step includes nodes computed whole."""
@@ -125,7 +126,7 @@ class TimedSearch:
         counts = self._micro_batches(mesh, batches)
         staged = mesh.along(PIPELINE) > 1 and counts[0] > 1
         cap = None if self.caps is None else self.caps[0]
-        base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap)
+        base = replace(self.fixed, partition=PARTITIONS[0], bucket_mb=cap, sequence=self.sequences[0])
         return [
             replace(base, accumulate=count, schedule=name)
             for count in counts for name in (self._schedules(SIMPLE) if staged else [None])
@@ -134,9 +135,10 @@ class TimedSearch:
     def _split(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings) -> SpmdProgram:
         """The step of a mesh on the stages of ``settings``; its computation is split once."""
         self.refused.check(training, mesh, settings.accumulate)
-        if mesh not in self._computations:
-            self._computations[mesh] = split_computation(training, mesh, Topology.parse(self.link, mesh))
-        return cut_in_stages(self._computations[mesh], settings)
+        key = mesh, settings.sequence
+        if key not in self._computations:
+            self._computations[key] = split_computation(training, mesh, Topology.parse(self.link, mesh), settings)
+        return cut_in_stages(self._computations[key], settings)
 
     def _costs(self, split: SpmdProgram, alike: Sequence[ShardSettings], topology: Topology) -> Iterator[PlanChoice]:
         self.advance(f"{split.mesh}: {alike[0]}")
@@ -146,19 +148,33 @@ class TimedSearch:
         """The choices accepted by ``gopt shard``."""
         return self.refused.admitted(f"{split.mesh}, {alike[0]}", self._costs(split, alike, topology))
 
-    def _again(self, split: SpmdProgram, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
-        """The choice of least memory with values of the forward computed again, or on the host, until it fits."""
-        fixed, alone = self.fixed, self.device.host_link is None
+    def _attempt(
+        self, training: TrainingGraph, mesh: Mesh, alike: Sequence[ShardSettings], topology: Topology
+    ) -> list[PlanChoice]:  # fmt: skip
+        """The choices; [] where the step does not admit them: too few layers for two stages on each member, no tokens
+        to divide, no value to compute again."""
+        try:
+            return list(self._costs(self._split(training, mesh, alike[0]), alike, topology))
+        except (OptionError, UnsupportedError):
+            return []
+
+    def _again(self, training: TrainingGraph, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
+        """The choice of least memory with tokens divided along ``tp``, then with values of the forward computed again,
+        or on the host, until it fits."""
+        fixed, alone, mesh = self.fixed, self.device.host_link is None, smallest.mesh
+        for variant in sequence_variants(smallest, self.sequences):
+            choices = self._attempt(training, mesh, [variant], topology)
+            yield from choices
+            if any(map(self.fits, choices)):
+                return
+            smallest = min([smallest, *choices], key=lambda choice: choice.held)
         for recompute, offload in SAVINGS:
             if (recompute and fixed.recompute) or (offload and (fixed.offload or alone)):
                 continue
             smaller = replace(
                 smallest.settings, recompute=recompute or fixed.recompute, offload=offload or fixed.offload
             )
-            try:
-                choices = list(self._costs(split, [smaller], topology))
-            except UnsupportedError:
-                continue
+            choices = self._attempt(training, mesh, [smaller], topology)
             yield from choices
             if any(map(self.fits, choices)):
                 return

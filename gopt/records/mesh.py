@@ -211,6 +211,11 @@ class Mesh:
             rank, result[name] = divmod(rank, size)
         return result
 
+    def batch_of(self, rank: int) -> tuple[int, ...]:
+        """The coordinates that settle what a rank is fed: ranks that compute a batch together have equal ones, unless
+        they see other parts of the samples."""
+        return tuple(at for axis, at in self.coordinates(rank).items() if self.kind(axis) is not AxisKind.REPLICA)
+
     def first(self, group: str, rank: int) -> int:
         """The first rank of a rank's group, different for every group of the name."""
         axes, coordinates, stride = self.split(group), self.coordinates(rank), self.ranks

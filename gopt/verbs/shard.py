@@ -114,16 +114,17 @@ def _chosen(
     device = None if auto.device is None else device_of(auto.device)
     link = link_of(auto.link, device)
     refused = Refusals(source.roles)
-    search: MeshSearch = CallSearch(link, limit, None, advance, refused)
+    sequences = ShardSettings.sequences(settings)
+    search: MeshSearch = CallSearch(link, limit, None, advance, refused, sequences)
     if device is not None:
         fixed = ShardSettings(
             accumulate=settings.accumulate, schedule=settings.schedule, recompute=settings.recompute,
             offload=settings.offload,
         )  # fmt: skip
-        search = TimedSearch(device, link or "", limit, None, fixed, advance, refused)
+        search = TimedSearch(device, link or "", limit, None, fixed, advance, refused, sequences)
     weighed = weigh(lambda mesh: on_mesh(source, mesh), mesh, search)
     choice = best(weighed.choices, limit)
     entry = choice.entry(len(weighed.choices), limit, link, None if device is None else device.name)
     if mesh.splits_computation and settings.link is None:
         settings = replace(settings, link=link)  # by which the choice was split
-    return replace(settings, **choice.choice.settings.options()), entry
+    return choice.choice.settings.applied(settings), entry

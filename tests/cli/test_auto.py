@@ -136,3 +136,23 @@ def test_a_link_settles_what_tensor_parallelism_sends(tmp_path, monkeypatch, cap
     assert main(["shard", MODEL, "--mesh", "dp=2,tp=2", "--link", "tp=1GB/s", "--dry-run"]) == 2
     assert main(["shard", MODEL, "--mesh", "rep=2", "--axis", "rep=replica", "--link", "1GB/s", "--dry-run"]) == 2
     assert "no axis of the mesh rep=2 splits the computation" in capsys.readouterr().err
+
+
+def test_auto_divides_tokens_where_that_fits_unless_the_user_says_otherwise(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mesh, own = ["--mesh", "shard=2,tp=2"], "tensor-parallel.sequence"
+    assert main(["plan", MODEL, *mesh, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["choices"]
+    least = min(row["bytes"]["total"] for row in rows if "sequence" not in row)
+    auto = ["shard", MODEL, *mesh, "--auto", "--memory", f"{least - 1}B"]
+    assert main([*auto, "-o", "out"]) == 0
+    assert "sequence parallelism" in capsys.readouterr().out
+    report = json.loads(Path("out/report.json").read_text())
+    jsonschema.validate(report, json.loads((ROOT / "gopt/schemas/report.schema.json").read_text()))
+    assert report["choice"]["sequence"] is True
+    assert next(each for each in report["pipeline"] if each["name"] == "tensor-parallel")["options"]["sequence"] is True
+    assert Verifier("out").run(confirm=False).equal
+    assert main([*auto, "-O", f"{own}=true", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choice"]["sequence"] is True
+    assert main([*auto, "-O", f"{own}=false", "--dry-run"]) == 2
+    assert "nothing fits" in capsys.readouterr().err

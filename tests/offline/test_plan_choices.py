@@ -23,7 +23,8 @@ LINK = "4x200GB/s:5us,25GB/s:10us"
 def weighed_again(choice: PlanChoice, name: str, device: str | None, link: str | None) -> PlanChoice:
     """The figures of a choice, of the ranks that ``gopt shard`` makes with its options."""
     axes = link if choice.mesh.splits_computation else None
-    sharded = gopt.shard(source(name), choice.mesh, link=axes, prove=False, **choice.settings.options())
+    options = choice.settings.applied(gopt.ShardOptions(link=axes))
+    sharded = gopt.shard(source(name), choice.mesh, options, prove=False)
     topology = None if link is None else Topology.parse(link, choice.mesh)
     figures = None if device is None else device_of(device)
     return next(iter(costs_of(sharded.program, sharded.ran, [choice.settings], topology, figures)))
@@ -32,7 +33,10 @@ def weighed_again(choice: PlanChoice, name: str, device: str | None, link: str |
 def drawn(choices: list[PlanChoice], count: int, seed: int) -> list[PlanChoice]:
     """The first choice, and others that differ in mesh or partition where there are such."""
     some = random.Random(seed).sample(choices[1:], len(choices) - 1)
-    unlike = {(str(each.mesh), each.settings.partition, each.settings.recompute): each for each in some}
+    unlike = {
+        (str(each.mesh), each.settings.partition, each.settings.recompute, each.settings.sequence): each
+        for each in some
+    }
     return [choices[0], *list(unlike.values())[: count - 1]]
 
 
@@ -58,6 +62,8 @@ def test_shard_takes_every_choice_and_writes_what_was_weighed(name, ranks, devic
         ("gpt_adamw", "pp=2,shard=2,sp=2", "h100"), ("gpt_adamw", "shard=2,sp=2,tp=2", None),
         ("gpt_adamw", "pp=2,shard=2", "cpu"), ("families/llama_adamw_clip", "shard=2,cp=2", "h100"),
         ("cnn_sgd", "pp=2,shard=2", "h100"), ("families/t5_adamw", "dp=2,shard=2,cp=2", None),
+        ("gpt_adamw", "shard=2,tp=2", None), ("gpt_adamw", "pp=2,tp=2", "h100"), ("cnn_sgd", "shard=2,h=2", None),
+        ("families/llama_adamw_clip", "shard=2,tp=2", "a100"), ("cnn_sgd", "h=2,w=2", "h100"),
     ], 4),
 )  # fmt: skip
 def test_so_it_is_of_a_mesh_that_the_user_gives(name, mesh, device):

@@ -255,6 +255,24 @@ def test_work_that_takes_long_is_divided_along_all_axes():
     assert {each.batches for each in found.choices} == {4}
 
 
+def test_images_are_divided_where_that_computes_less():
+    slow = replace(DEVICES["h100"], flops={"float32": 1e6}, launch=0.0)
+    found = weigh_meshes(lambda _: source("cnn_sgd").training, 4, TimedSearch(slow, "1000GB/s:0us"))
+    assert {axis for mesh in found.meshes for axis, size in mesh.axes if size > 1} >= {"shard", "tp", "h", "w"}
+
+
+def test_the_best_row_of_tensor_parallelism_is_weighed_with_tokens_divided():
+    rows = searched("gpt_adamw", "tp=2", DEVICES["cpu"])
+    divided = [each for each in rows if each.settings.sequence]
+    assert len(divided) == 1
+    (alike,) = (row for row in rows if row.settings == replace(divided[0].settings, sequence=False))
+    assert divided[0].live.peak < alike.live.peak
+    assert not any(each.settings.sequence for each in searched("gpt_adamw", "dp=2", DEVICES["cpu"]))
+    least = min(each.held for each in rows if not each.settings.sequence)
+    top = best(searched("gpt_adamw", "tp=2", DEVICES["cpu"], least - 1), least - 1).choice
+    assert top.settings.sequence and not top.settings.recompute, "no value is computed again where this fits"
+
+
 def test_the_best_row_is_weighed_with_every_partition():
     found = searched("gpt_adamw", "shard=4", DEVICES["cpu"])
     assert {each.settings.partition for each in found} == {"flat", "rows", "whole"}

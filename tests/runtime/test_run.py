@@ -605,7 +605,7 @@ PROOF = [sys.executable, "-m", "gopt.cli", "verify", "--engine", "mpi", "--json"
 
 
 @mpi
-@pytest.mark.parametrize(("mesh", "micro_steps"), part([("shard=2", 2), ("dp=2,shard=2", 2)], 1))
+@pytest.mark.parametrize(("mesh", "micro_steps"), part([("shard=2", 2), ("dp=2,shard=2", 2), ("pp=2", 4)], 1))
 def test_the_proof_on_real_processes(mesh, micro_steps, tmp_path):
     done = run([*PROOF, "--steps", "1", str(written(tmp_path, mesh, micro_steps, stage=3))])
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from gopt.documents.torch_record import TorchRecord
 from gopt.errors import GoptError, InputError, OptionError, RunError
 from gopt.frontends.pytorch.dcp_pieces import PiecesLoad, PiecesSave, chunks_of, empty_values
 from gopt.frontends.pytorch.loop_batches import Batch, fitted_batch, number
+from gopt.frontends.pytorch.loop_comparison import InputComparison, due
 from gopt.frontends.pytorch.state_file import module_values, training_values
 from gopt.ir.load import load as load_graph
 from gopt.ir.tensor import Tensor
@@ -88,6 +89,7 @@ class Rank:
         self._hyper = {entry.name: entry for entry in manifest.inputs_of(InputKind.HYPER)}
         self._reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self._types)}
         self._calls = TorchCalls(self._engine, lambda call: None, no_timing)
+        self._comparison = InputComparison(self._engine, [*map(mesh.batch_of, range(mesh.ranks))])
         rank.held = rank.start_values(state, startup=True)
         rank.prepare(sync_axes(sync_init, mesh))
         rank.hold()
@@ -102,8 +104,9 @@ class Rank:
 
     @property
     def inputs(self) -> Mapping[str, TensorType]:
-        """The batch inputs of one rank and micro-step, by name, in order."""
-        return dict(self._types)
+        """The inputs of a batch of one rank and micro-step, by name, in order; without random numbers, which the rank
+        draws."""
+        return {name: type for name, type in self._types.items() if name not in self._draws.draws}
 
     @property
     def micro_steps(self) -> int:
@@ -133,7 +136,7 @@ class Rank:
         losses: dict[str, list[torch.Tensor]] = {}
         shown: dict[str, torch.Tensor] = {}
         weights: list[torch.Tensor] = []
-        fitted: dict[int, dict[str, torch.Tensor]] = {}
+        fitted = self._compared(batches, hyper)
         for phase, turn in rank.actions:
             reads = phase in self._reading
             if reads and turn not in fitted:
@@ -150,6 +153,17 @@ class Rank:
         self.steps += 1
         self._evaluated = None
         return shown | {name: _mean(values, weights) for name, values in losses.items()}
+
+    def _compared(self, batches: Sequence[Batch], hyper: Mapping[str, Any]) -> dict[int, dict[str, torch.Tensor]]:
+        """Now and then compare what the ranks were given, before the step; the inputs by micro-step where compared."""
+        fitted: dict[int, dict[str, torch.Tensor]] = {}
+        self._comparison.note(hyper)
+        if due(self.steps + 1):
+            turns = sorted({turn for phase, turn in self._rank.actions if phase in self._reading})
+            fitted = {turn: self._fitted(batches[turn], self.steps * self.micro_steps + turn) for turn in turns}
+            values = (fitted[turn][name] for turn in turns for name in self.inputs)
+            self._comparison.check(values if turns else None)
+        return fitted
 
     def _split(self, batch: Batch, times: int) -> Sequence[Batch]:
         if isinstance(batch, list) and len(batch) == times:
@@ -173,8 +187,7 @@ class Rank:
 
     def _fitted(self, batch: Batch, number: int) -> dict[str, torch.Tensor]:
         """The inputs of a micro-step on the device, with random numbers for inputs outside the batch."""
-        names = [name for name in self._types if name not in self._draws.draws]
-        types, tensors = fitted_batch(batch, self._types, names, self.device.torch_device)
+        types, tensors = fitted_batch(batch, self._types, [*self.inputs], self.device.torch_device)
         drawn = replace(self._draws, types=types).batch(number, self._rank.part, tensors)
         return tensors | {name: self.device.to_device(array) for name, array in drawn.items()}
 
@@ -184,6 +197,7 @@ class Rank:
         """Write a checkpoint of gopt, for ``gopt run --resume``, ``merge``, ``reshard`` and ``load``; returns its
         path. ``keep``: how many checkpoints stay in the folder. Raises RunError where it cannot be written."""
         checkpoints = self._checkpoints(folder, keep)
+        self._comparison.check()
         return checkpoints.save_alone(self._engine, self.steps, self._rank.held, self._rank.to_host)
 
     def load(self, folder: PathText, *, step: int | None = None) -> None:
@@ -251,6 +265,7 @@ class Rank:
         states = [state for state in self._rank.states if state.input in mine and not state.copy]
         values = {state.input: self._rank.held[state.input] for state in states}
         content = {"states": chunks_of(states, self._source_types, values), "steps": self.steps}
+        self._comparison.check()
         with named("save_dcp"), _failing(f"cannot write checkpoint {folder}", RunError):
             dcp.save(content, checkpoint_id=fspath(folder), planner=PiecesSave())
 

@@ -45,7 +45,7 @@ from gopt.system.lock import is_at, is_locked, lock_file
 from gopt.system.staging import replace_file, staged_file, sweep
 from gopt.text.sanitize import show_path
 
-_HINT = "choose another --checkpoint"
+_HINT = "choose another folder"
 
 
 def check_checkpoint_folder(root: Path, folder: Path) -> None:
@@ -262,7 +262,7 @@ def _guarded(root: Path, work: Any) -> Any:
         return work()
     except OSError as error:
         whole = "the checkpoints in it are whole, and " if complete_steps(root) else ""
-        raise unwritable(root, error, f"{whole}nothing was trained yet: make room, or {_HINT}") from error
+        raise unwritable(root, error, f"{whole}nothing was written: make room, or {_HINT}") from error
 
 
 def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:

@@ -312,6 +312,8 @@ TRAININGS = [
     ("cnn_mom_fp16", "shard=2", {"stage": 2}),
     ("mlp_adamw_fp16_scaler", "shard=3", {"stage": 3, "bucket_mb": 0}),
     ("mlp_adamw_bf16", "dp=2,shard=2", {"stage": 2}),
+    ("gpt_adamw", "pp=2", {"stage": 0, "accumulate": 4}),
+    ("mlp_adamw", "pp=2,shard=2", {"stage": 3, "accumulate": 2}),
 ]
 
 
