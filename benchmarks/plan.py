@@ -3,7 +3,9 @@
 Two processes (MPI) of one thread each. For every fixture a run on ``dp=2`` and a run on two pipeline stages are traced
 and calibrate a device; then ``gopt plan`` predicts each other way to shard, which runs too. A measured step is the
 lower quartile over the steps of a trace, from start to start on rank 0. The whole takes two to three minutes. On a
-machine with other load the measured steps are not those of the program: the load is printed beside the table.
+machine with other load the measured steps are longer than the program's: the load is printed beside the table.
+
+``--models mlp10,gpt10,mlp,gpt`` takes the steps of ``train.py``, of 10 to 150 milliseconds: half an hour.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import cases
 import numpy as np
 
 import gopt
@@ -39,7 +42,7 @@ WAYS: Sequence[Way] = (
 STEPS, WARMUP = 60, 10
 
 
-def run(model: Path, way: Way, data: Path, folder: Path) -> tuple[Path, Path]:
+def run(model: Path, way: Way, data: Path, state: Path | None, folder: Path) -> tuple[Path, Path]:
     """The folder of a way, and the trace of a run of it; raises UnsupportedError where gopt refuses the way."""
     mesh, stage, count, schedule = way
     target, trace = folder / "ranks", folder / "trace.json"
@@ -51,6 +54,8 @@ def run(model: Path, way: Way, data: Path, folder: Path) -> tuple[Path, Path]:
     ]  # fmt: skip
     if "lr" in gopt.load(model).training.graph.inputs:
         command += ["--set", "lr=1e-4"]
+    if state is not None:
+        command += ["--state", str(state)]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return target, trace
 
@@ -92,15 +97,18 @@ def table(models: Sequence[str]) -> list[dict[str, Any]]:
     """A row for every model and way that gopt takes."""
     rows = []
     for name in models:
-        model = FIXTURES / f"{name}.onnx"
+        model, state = FIXTURES / f"{name}.onnx", None
         with tempfile.TemporaryDirectory(prefix="gopt-plan-") as text:
             folder = Path(text)
+            if name in (*cases.LARGE, *cases.SMALL):
+                case = cases.prepare(name, cases.models()[name], folder / "step")
+                model, state = case.model, case.state
             batch(model, folder / "batch.npz")
             device, traces = DEVICES["cpu"], []
             for number, way in enumerate(WAYS):
                 (folder / str(number)).mkdir()
                 try:
-                    target, trace = run(model, way, folder / "batch.npz", folder / str(number))
+                    target, trace = run(model, way, folder / "batch.npz", state, folder / str(number))
                 except gopt.UnsupportedError as error:
                     print(f"{name}, {way}: {error.message}", file=sys.stderr)
                     continue
@@ -137,7 +145,7 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help="fixtures, with commas between")
+    parser.add_argument("--models", default=",".join(MODELS), help="fixtures or steps of train.py, with commas between")
     parser.add_argument("--json", metavar="FILE", help="write the rows there too")
     args = parser.parse_args()
     rows = table(args.models.split(","))

@@ -22,10 +22,10 @@ def command(model: str, state: str, output: str, ignore_unknown: bool, force: bo
     """Write a training step with values from a file, by the names of its states.
 
     States that the file does not name keep their values. STATE is a .safetensors or .npz file, an index of safetensors
-    files or the folder with it, or a file of torch.save (.pt, .pth, .bin), of which no code is run: a state dict, or a
-    dict with "model" or "state_dict", and "optimizer"; or a folder of torch.distributed.checkpoint, as FSDP2 and
-    torchtitan write it. The names of a module, and the states of its optimizer, fit a step of gopt export. For values
-    of ranks and checkpoints see gopt merge.
+    files or the folder with it, a file of torch.save (.pt, .pth, .bin), or a folder of torch.distributed.checkpoint, as
+    FSDP2 and torchtitan write it. A file of torch.save has a state dict, or a dict with "model" or "state_dict", and
+    "optimizer"; gopt runs no code from it. The names of a module, and the states of its optimizer, fit a step of gopt
+    export. For values of ranks and checkpoints see gopt merge.
 
     \b
     Example:

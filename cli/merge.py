@@ -27,7 +27,7 @@ from .terminal import print_json, print_result
 )
 @click.option("--all-states", is_flag=True, help="With --state-dict, --dcp: optimizer states and counters too.")
 @click.option(
-    "--explain", "explained", is_flag=True, help="Print which bytes of which file make each state, and write nothing."
+    "--explain", "explained", is_flag=True, help="Print which files and bytes make each state, and write nothing."
 )
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

@@ -108,6 +108,6 @@ class PlainLines:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """The estimated time for the rest of work of which ``done`` of ``total`` took ``seconds``: ``about 40 s left``."""
+    """The estimated time for the rest of the work, as ``about 40 s left``: ``done`` of ``total`` took ``seconds``."""
     remaining = seconds / done * (total - done)
     return f"about {remaining / 60:.0f} min left" if remaining >= 120 else f"about {max(remaining, 1):.0f} s left"

@@ -41,13 +41,13 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 @split_options(*MODES)
 @pass_settings_option
 @click.option(
-    "--explain", "explained", is_flag=True, help="Print which bytes of which file make each state, and write nothing."
+    "--explain", "explained", is_flag=True, help="Print which files and bytes make each state, and write nothing."
 )
 @no_prove_option
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(path: str, explained: bool, **args: Any) -> None:
-    """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
+    """Write a new output folder for other ranks, from the values in a folder or checkpoint.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept; it stays as it is. With
     --ranks or --mesh the new folder is one of ranks, with --trainers or --servers one of trainers and servers. Options

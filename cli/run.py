@@ -217,7 +217,7 @@ def command(context: click.Context, /, folder: str, **args: Any) -> int:
     engine = args["engine"] = args["engine"] or engine_of_launcher()
     started = is_started(engine)
     if not split and not started:
-        read_manifest(job.folder)  # a folder that is none is said first
+        read_manifest(job.folder)  # another folder than gopt's is refused first
     options.check(split=split)
     run_servers.check_engine(args, split)
     if args["compiled"] is not None and engine != "torch":

@@ -1,4 +1,4 @@
-"""The request of ``gopt shard``: options of the command line override those of a configuration."""
+"""The request of ``gopt shard``: options of the command line override a configuration's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ShardRequest:
 
 
 def shard_options(args: dict[str, Any], config: GoptConfig, link: str | None) -> ShardOptions:
-    """The options of the command line over those of a configuration. Raises OptionError."""
+    """The options of the command line, and a configuration's where the command line has none. Raises OptionError."""
     from gopt.analysis.role_map import parse_statistics
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 

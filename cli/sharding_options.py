@@ -54,7 +54,7 @@ def time_options(schedule: str, recompute: str, offload: str) -> Callable[[F], F
         ),
         click.option(
             "--recompute", metavar="full|selective|BYTES",
-            help="Compute values of the forward again in the backward: all inside of repeated blocks (full), those of "
+            help="Compute values of the forward again in the backward: all inside of repeated blocks (full), values of "
             "few operations for their bytes (selective), or the fewest operations with which a rank has at most BYTES "
             f"alive, such as 200MiB.  [default: {recompute}]",
         ),

@@ -101,8 +101,8 @@ def command(model: str, **args: Any) -> None:
 class SplitRequest:
     """The arguments of ``gopt.load`` and ``gopt.split`` from the command line and the configuration.
 
-    Without servers the request is that of ``gopt shard --mesh dp=T --stage 0``: ``mesh`` and ``shard`` are set then,
-    else ``split``.
+    Without servers the request is the same as for ``gopt shard --mesh dp=T --stage 0``: ``mesh`` and ``shard`` are set
+    then, else ``split``.
     """
 
     model: str

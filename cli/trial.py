@@ -141,7 +141,7 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
     except subprocess.TimeoutExpired:
         output = None
     finally:
-        if child.returncode is None:  # late, or a signal has come: a session of its own hears of none
+        if child.returncode is None:  # late, or a signal has come: a session of its own hears no signal
             _kill(child.pid)
         child.stderr.close()  # not read to its end: a process that left the session may hold it open
         child.wait()

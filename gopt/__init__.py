@@ -17,9 +17,9 @@ of ranks, or a ``Mesh``.
     plan      compare meshes, stages, partitions and bucket sizes
     calibrate  fit the figures of a device to a trace, for plan
     merge     write one model from ranks
-    provenance         tell which bytes of which file make each state
+    provenance         tell the file and the bytes behind each state
     save_state_dict    write what PyTorch's load_state_dict takes
-    reshard   make other ranks from those of a folder or a checkpoint
+    reshard   make other ranks from a folder or a checkpoint
     seal      take the files of a folder as they are, after you have edited them
     unchecked      read folders in a with block without comparing their files with their digests
     export    write a training step of PyTorch as ONNX

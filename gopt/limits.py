@@ -1,7 +1,7 @@
 """The largest inputs accepted by gopt: constants, only here. An error names the limit, and the value needed.
 
 The environment variable ``GOPT_LIMITS`` sets limits, for a command and all started processes:
-``GOPT_LIMITS=PARTS=9000000,RANKS=100000 gopt shard ...``. Nothing raises those of ``FIXED``.
+``GOPT_LIMITS=PARTS=9000000,RANKS=100000 gopt shard ...``. Nothing raises the limits in ``FIXED``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VARIABLE = "GOPT_LIMITS"
 # --- documents: manifest, report, index, roles, gopt.toml, headers of values ------------------------------------------
 
 DOCUMENT_BYTES = 64 << 20
-"""Of a manifest or a report: that of 4096 ranks with a dozen states each takes 13 MB."""
+"""Of a manifest or a report: 4096 ranks with a dozen states each take 13 MB."""
 MANIFEST_BYTES = 1 << 30
 """Of a manifest. Repeated words of ranks count once for the limits of documents: of the 256 MB of 126 layers on 512
 ranks, 32 MB remain."""

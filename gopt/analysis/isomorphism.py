@@ -77,8 +77,11 @@ class _ValueNumbering:
         self.graph = training.graph
         self.updates = updates
         self.numbers = ValueNumbers(self._producer, self._leaf)
-        leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
-        self._opaque = leaves | set(training.gradients.values())
+        self._signs = dict(
+            leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves.items()
+        )
+        """Reduction output -> its sign in a sum."""
+        self._opaque = self._signs.keys() | set(training.gradients.values())
 
         self._outside = {name: node for node in unowned for name in node.outputs}
         self._given = self.graph.inputs.keys() | self.graph.initializers.keys()
@@ -121,7 +124,7 @@ class _ValueNumbering:
             if len(node.outputs) != 1:
                 keys.append(("outputs", len(node.outputs)))
             if reduction_of:
-                keys.append(("into", *(reduction_of.get(name, "") for name in node.outputs)))
+                keys.append(("into", *((reduction_of.get(name), self._signs.get(name)) for name in node.outputs)))
             for name in node.outputs:
                 local[name] = count
                 count += 1

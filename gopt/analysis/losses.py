@@ -137,7 +137,7 @@ def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed:
 
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars that depend on the batch, and not on any value from which a new value is made element by element:
-    no gradient is upstream of such a scalar. Where there is none, values made of scalars alone do not count: the
+    no gradient is upstream of such a scalar. Without such a scalar, values made of scalars alone do not count: the
     gradients of learned weights of losses are the losses."""
     index, fed = step.index, _fed(step.index, step.updated)
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces and name in fed]
@@ -215,7 +215,7 @@ class LossRoots:
         return descendants(self.index, [*self.step.batch, *tensors])
 
     def _same_before(self, name: str, moving: set[str]) -> str:
-        """The first root of which ``name`` is a function, with no other moving operand."""
+        """The first root behind ``name``, with no other moving operand."""
         root = name
         while (node := self.index.producers.get(name)) is not None:
             read = [name for name in dict.fromkeys(node.reads) if name in moving]

@@ -203,8 +203,7 @@ def _is_one_of(sizes: _Sizes, number: float) -> bool:
 
 
 def _share_of(sizes: _Sizes, number: float) -> int:
-    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 for no
-    share."""
+    """The size in samples with ``number`` = size / a whole number of samples, as for epochs; 0 without such a size."""
     if not 0 < number < 1:
         return 0
     return next((size for size in sorted(sizes()) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)

@@ -105,7 +105,7 @@ class _Finder:
         missing = [name for name, value in self.training.gradients.items() if reducers and value not in followed]
         if missing:
             raise UnsupportedError(
-                f"the source reduces some gradients itself, but not that of {missing[0]!r}",
+                f"the source reduces some gradients itself, but not the gradient of {missing[0]!r}",
                 "reduce all gradients over the data axes, or none: gopt reduces them all",
             )
         ranks = self.mesh.size(self.mesh.data_group or "") if reducers else 1
@@ -161,7 +161,7 @@ class _Finder:
             reader, value = node, source
 
     def _scaled(self, node: Node) -> str | None:
-        """The operand of which a node's result is a multiple, the same on all ranks; None for any other result."""
+        """The operand that a node multiplies by a factor, the same on all ranks; None for any other node."""
         types = self.index.graph
         if node.is_in(CASTS):
             dtypes = {types.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}

@@ -20,7 +20,7 @@ class Ring:
     pointer: str
     """The places are counted from this state."""
     step: Positive
-    """The places of each rank's rows are so many behind those of the rank before it."""
+    """Each rank's rows lie so many places behind the rows of the rank before."""
     rows: Positive
     """The ring has so many rows."""
     wraps: bool

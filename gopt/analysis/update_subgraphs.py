@@ -6,7 +6,7 @@ scalar operands form a class: one run serves the neighbouring pieces of the whol
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from gopt.analysis import isomorphism
@@ -285,26 +285,28 @@ class _Finder:
                 kind[node.outputs[0]] = next(iter(kinds))
                 joins.append(node)
         root: dict[str, str] = {}
+        sign: dict[str, int] = {}
         for node in reversed(joins):
             top = node.outputs[0]
             top = root.setdefault(top, top)
-            for name in node.inputs:
+            for name, of_operand in _signed(node, sign):
                 lone = len(self.index.users[name]) == 1 and name not in self.graph.outputs
                 if name in kind and lone and node.inputs.count(name) == 1:
-                    root[name] = top
+                    root[name], sign[name] = top, of_operand
         scalar_reductions: dict[str, ScalarReduction] = {}
         reduction_of: dict[str, str] = {}
         for name in leaves:
             reduction_of[name] = root.get(name, name)
-            scalar_reductions.setdefault(
+            reduction = scalar_reductions.setdefault(
                 reduction_of[name], ScalarReduction(reduction_of[name], kind[name])
-            ).leaves.append(name)
+            )
+            reduction.leaves[name] = sign.get(name, 1)
         for node in joins:
-            reduction = scalar_reductions.get(root[node.outputs[0]])
-            if reduction is None:
+            if root[node.outputs[0]] not in scalar_reductions:
                 continue
+            reduction = scalar_reductions[root[node.outputs[0]]]
             reduction.inner.append(node)
-            reduction.epilogue += [n for n in node.inputs if root.get(n) != reduction.root]
+            reduction.epilogue += [term for term in _signed(node, sign) if root.get(term[0]) != reduction.root]
         return scalar_reductions, reduction_of
 
     def _scalars(self, node: Node) -> bool:
@@ -316,3 +318,9 @@ class _Finder:
             return "all" if record_of(node).pieces == "min" else "any"
         # A whole subgraph's scalar is complete on its owner; the others add nothing to it.
         return REDUCTIONS[node.op_type] if mode is UpdateMode.SPLIT else "sum"
+
+
+def _signed(node: Node, sign: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The operands of a node with their signs in the sum that the result is a term of, of the result's ``sign``."""
+    outer, record = sign.get(node.outputs[0], 1), record_of(node)
+    return [(name, outer * record.sign(position)) for position, name in enumerate(node.inputs)]

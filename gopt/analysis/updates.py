@@ -44,12 +44,14 @@ class UpdateSubgraph:
 
 @dataclass(slots=True)
 class ScalarReduction:
-    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``epilogue`` joined."""
+    """Scalars joined by one associative operator: ``root`` = all ``leaves`` (reductions) and ``epilogue`` joined.
+
+    ``leaves``: name -> sign in a sum; ``epilogue``: names with signs."""
 
     root: str
     kind: str
-    leaves: list[str] = field(default_factory=list)
-    epilogue: list[str] = field(default_factory=list)
+    leaves: dict[str, int] = field(default_factory=dict)
+    epilogue: list[tuple[str, int]] = field(default_factory=list)
     inner: list[Node] = field(default_factory=list)
 
 
@@ -63,7 +65,7 @@ class Updates:
     """Reduction output -> root of its scalar reduction."""
 
     def replicated(self, why: str, names: Collection[str] | None = None) -> Updates:
-        """The same updates, with every update or those of ``names`` run by every rank."""
+        """The same updates, with every update, or the updates of ``names``, run by every rank."""
         subgraphs = {
             name: replace(subgraph, mode=UpdateMode.REPLICATED, why=why) if names is None or name in names else subgraph
             for name, subgraph in self.subgraphs.items()

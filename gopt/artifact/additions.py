@@ -107,7 +107,7 @@ class _Added:
             if renamed and not renamed.isdisjoint([*node.inputs, *node.outputs]):
                 continue  # phases give its values other names
             if program.sharded and any(name in program.sharded for name in node.outputs):
-                continue  # its type is that of a rank
+                continue  # its type is a rank's
             self._known.add(id(node))
             self._op(node).ranks[members] = None
             for name in self._names(node):

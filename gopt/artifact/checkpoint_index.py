@@ -38,7 +38,7 @@ STATES_OF_RANK = re.compile(r"rank_(\d{4,9})\.safetensors")
 VALUES_FILE = re.compile(r"source(\.[0-9a-f]{8})?\.bin")
 """Names of the file, beside the steps, that has large constants of the source."""
 BEST_DIR = "best"
-"""The folder of the best step (``--keep-best``), beside those of the newest ones."""
+"""The folder of the best step (``--keep-best``), beside the folders of the newest steps."""
 STEP_DIR = re.compile(r"step_(\d{8,})")
 
 

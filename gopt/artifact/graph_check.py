@@ -132,7 +132,7 @@ def _check_entry(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph
     frozen = {key for graph in graphs.values() for key in graph.initializers}  # weights that no update touches
     if unlisted := inputs.keys() - listed - frozen:
         _refuse(name, "common.inputs", f"{show(min(unlisted))}, an input of {where}, is missing")
-    moved = set(manifest.host.activations) if manifest.pipeline is None else set()  # a stage lacks those of others
+    moved = set(manifest.host.activations) if manifest.pipeline is None else set()  # a stage lacks others' values
     if missing := moved and moved.difference(*(node.outputs for graph in graphs.values() for node in graph.nodes)):
         _refuse(name, "host.activations", f"{where} has no value {show(min(missing))}")
     for loss in manifest.losses if rank.role != "server" else ():

@@ -73,8 +73,8 @@ class Manifest:
     """Gradients travel between ranks in this type; the key is absent when they travel in the type in which they are
     made."""
     statistics: Annotated[str, one_of("root")] = field(default="mean", metadata=OPTIONAL)
-    """The rule says what all ranks hold of new running statistics: root is those of the first of the ranks that see
-    different data (--statistics root); the key is absent when it is their mean."""
+    """The rule says what all ranks hold of new running statistics: root stands for the statistics of the first of the
+    ranks that see different data (--statistics root); the key is absent when ranks hold their mean."""
     reductions: tuple[StatisticReduction, ...] = field(default=(), metadata=OPTIONAL)
     """The list says of each running statistic how the ranks' values of it are combined; the key is absent when there is
     no statistic, or when statistics or synchronised says it of all."""
@@ -92,7 +92,7 @@ class Manifest:
     smaller, with floor-last the last member has what is left; the key is absent when no axis splits the computation.
     The axis of this name shares dimensions out by this rule."""
     parameter_server: ServerPlanEntry | None = field(default=None, metadata=OPTIONAL)
-    """The record says how trainers and servers share the work of a split; the mesh is then that of the trainers, and
+    """The record says how trainers and servers share the work of a split; the mesh is then the trainers' mesh, and
     servers are the ranks behind them; the key is absent in a folder without servers."""
     source: str
     """The source, without the values of its states, is kept in the folder under this file name."""

@@ -51,9 +51,9 @@ class MeshEntry:
     ranks: Positive
     """The number of ranks is the product of the sizes of the axes."""
     kinds: Mapping[str, Annotated[AxisKind, one_of("data", "replica")]] | None = field(default=None, metadata=OPTIONAL)
-    """The kinds say what the ranks along an axis see of the data, for the axes of which the user said it; the key is
-    absent when the user said it of none. The value is data where the ranks along the axis see samples of their own, and
-    replica where they see the same samples."""
+    """The kinds say what the ranks along an axis see of the data, for the axes that the user described; the key is
+    absent without such axes. The value is data where the ranks along the axis see samples of their own, and replica
+    where they see the same samples."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> MeshEntry:
@@ -120,7 +120,7 @@ class SourceState(Typed):
     updated: str
     """The output of this name of the source replaces the state."""
     kind: StateKind
-    """The kind is that of the state, in the words of the glossary."""
+    """The kind is the state's, in the words of the glossary."""
     of: str | None
     """The state belongs to the parameter of this name; null means that it is a parameter itself, or belongs to none."""
     dtype: str
@@ -197,7 +197,7 @@ class SavedValue(ValueEntry):
 
 @dataclass(frozen=True, slots=True)
 class FedInput:
-    """An input of the batch of which a rank is fed a part: the ``box`` of what ranks with these samples share."""
+    """An input of the batch, fed to a rank in part: the ``box`` of what ranks with these samples share."""
 
     input: str
     """The files of the rank read the part as the input of this name."""
@@ -229,8 +229,8 @@ class RankEntry:
     """The table gives the name of a file in the folder for each phase of the rank: step runs a whole training step;
     with micro-steps, micro runs one of them, and update the update."""
     state: tuple[LocalState, ...]
-    """The list has the states that the rank holds beside those of common: shards, and whole states of which it is the
-    owner."""
+    """The list has the states that the rank holds beside the states of common: shards, and whole states that
+    the rank owns."""
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
     """The list has the accumulators of the rank, sums of gradients that it carries from file to file and that are zero
     before the first micro-step; the key is absent when the rank has none."""
@@ -238,7 +238,7 @@ class RankEntry:
     """The list has the values that the forward of a micro-batch leaves for its backward, where the ranks are stages of
     a pipeline; the key is absent when the rank has none."""
     fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
-    """The list has the inputs of the batch of which the rank is fed a part, where an axis of the mesh shares samples
+    """The list has the inputs of the batch that the rank is fed in part, where an axis of the mesh shares samples
     out by tokens, rows or columns; the key is absent when the rank is fed whole batches. Each item is one input of the
     batch."""
     startup: str | None = field(default=None, metadata=OPTIONAL)

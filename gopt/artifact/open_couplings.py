@@ -26,7 +26,7 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
 
 def _may_synchronise(step: SpmdProgram) -> bool:
     """Return whether ``--statistics sync`` is allowed: not with micro-steps, not with weights of ranks or another
-    reduction than that of gradients, not with parts of samples, and not if refused."""
+    reduction than the gradients', not with parts of samples, and not if refused."""
     reduction = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
     more_sums = any(other_sums(analyse_couplings(step.source).readings, reduction))

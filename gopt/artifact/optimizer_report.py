@@ -43,7 +43,7 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
 def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list[RemovedVarFact]:
     """A fact per sequence around an operator, and per result missing on some ranks.
 
-    The dtype and the bytes of a sequence are those of the tensors; a sequence has no shape.
+    A sequence has the dtype and the bytes of its tensors, and no shape.
     """
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     types, facts = program.source.graph.types, list[RemovedVarFact]()

@@ -53,7 +53,7 @@ class SplitSettings:
     """The table is the user's server map in its order; it is empty without one. The value is the number of the server
     of what the key names."""
     loss_reduction: str
-    """The gradients of the trainers become that of the step in this way: mean, sum or weighted:VALUE."""
+    """The gradients of the trainers become the step's gradient in this way: mean, sum or weighted:VALUE."""
     accumulate: Positive
     """This many micro-steps make one push."""
     wire: Annotated[str, one_of("", "float16", "bfloat16")]

@@ -36,7 +36,7 @@ class Piece:
     """The box is the part of the tensor that the rank has where dimensions are sharded, inside which the elements of
     the piece are counted, row-major; without a box they are counted in the whole tensor. A box has a list for each
     dimension, such as [[0, 16], [0, 8, 16, 24]] for all 16 rows and for columns 0 to 8 and 16 to 24, with several
-    ranges where a dimension is several runs of which the rank has a part each, as in a weight that makes queries, keys
+    ranges where a dimension is several runs and the rank has a part of each, as in a weight that makes queries, keys
     and values at once: start and stop of each range that is inside the box, in order and without overlap."""
     every: tuple[Count, Positive] | None = field(default=None, metadata=OPTIONAL)
     """The elements of the piece are counted in every step-th row of the tensor, from a first one on; the key is absent

@@ -120,7 +120,7 @@ class _Removed:
         self.program, self.classes, self.ops, self.variables = program, classes, ops, variables
         self.removals, self.roles = Removals(program.passes), roles(program.source)
         self._heads: dict[Head, Head] = {}
-        """One object for each beginning of a group's key: most items have that of the one before."""
+        """One object for each beginning of a group's key: most items have the beginning of the item before."""
         self.types = program.source.graph.types
         self.left = [_left(variant) for variant, _ in classes]
         self.made = {name for node in program.graph.nodes if node.made_by for name in node.outputs}

@@ -91,7 +91,7 @@ class Row:
     added_vars); null means that they belong to none."""
     names: tuple[str, ...]
     """The list has the names, in the order of the columns of the group. Each item is the name of one operator or value;
-    an operator without a name has that of its first output."""
+    an operator without a name has the name of its first output."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a call, which is read three times as fast as fields that are set one by one."""
@@ -109,8 +109,8 @@ class RemovedVarRow:
     values are sequences of tensors. An integer is the length of the dimension, a string is the name of a length that
     the source leaves open, and null is an unknown length or one that differs between ranks."""
     nbytes: Count = field(metadata=key("bytes"))
-    """Each of the values has this many bytes in the source, a sequence those of its tensors; 0 stands for a size that
-    is unknown."""
+    """Each of the values has this many bytes in the source, a sequence the bytes of its tensors; 0 stands for an
+    unknown size."""
     names: tuple[str, ...]
     """The list has the names, in the order of the columns of the group. Each item is the name of one value."""
 

@@ -98,7 +98,7 @@ class Traffic:
     sent: Count
     """A rank sends this many bytes."""
     by_kind: Mapping[TrafficKind, Count]
-    """The table gives the bytes sent by what they are; a kind of which nothing is sent is absent."""
+    """The table gives the bytes sent by what they are; a kind that is not sent is absent."""
     bound: Count
     """A rank cannot send fewer bytes than this minimum traffic of gradients and parameters, however the step is
     sharded."""
@@ -229,7 +229,7 @@ class ProofEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
-    """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update."""
+    """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are counted for one update."""
 
     nodes: Count
     """The step has this many nodes, in all its files."""
@@ -238,8 +238,8 @@ class StepSize:
     optimizer_states: Count
     """Optimizer states take this many bytes between steps, accumulators of the source included."""
     gradients: Count
-    """Gradients take this many bytes: in the source those of all parameters, on a rank the reduced ones that it holds
-    at once."""
+    """Gradients take this many bytes: in the source the gradients of all parameters, on a rank the reduced gradients
+    that it holds at once."""
     peak_live: Count
     """Beside states, inputs and constants, at most this many bytes are alive at once, in the order of the nodes."""
     initializers: Count
@@ -285,7 +285,7 @@ class Report:
     notes: tuple[str, ...]
     """The list has what the user should know of the result, in words."""
     couplings: tuple[Coupling, ...]
-    """The list has the places where the sharded step is not that of one large batch, or may not be; it is empty when
+    """The list has the places where the sharded step differs from one large batch's, or may differ; it is empty when
     gopt finds none."""
     before_after: BeforeAfter | None = field(default=None, metadata=OPTIONAL)
     """The record holds the source against the rank that holds most, and the key is absent for a split."""

@@ -199,7 +199,7 @@ class ServerPlanEntry:
     keys: tuple[KeyEntry, ...]
     """The list has all that is pushed and pulled. Each item is one key: what is pushed and pulled as one."""
     tables: tuple[TableEntry, ...] = field(default=(), metadata=OPTIONAL)
-    """The list has the tables whose rows lie on servers; the key is absent when there are none. Each item is one table;
+    """The list has the tables whose rows lie on servers; the key is absent without such tables. Each item is one table;
     a table is known by its place in the list."""
 
     @property

@@ -103,7 +103,7 @@ class _Keys:
         return states
 
     def _beside(self, where: str, key: KeyEntry) -> None:
-        """Check a key beside those of parameters: a single number on all servers, unless a state."""
+        """Check a key beside the keys of parameters: a single number on all servers, unless a state."""
         state = key.kind is KeyKind.STATE
         if key.server is not None and not state:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")

@@ -77,7 +77,7 @@ def write_startup(
     values: StatesFile,
     files: Iterable[StartupFile],
 ) -> None:
-    """Write the start-up graph of the source, with values of these types, and those of ranks. Raises OSError."""
+    """Write the start-up graph of the source, with values of these types, and the ranks' graphs. Raises OSError."""
     with inventory.create(STARTUP_FILE) as written:
         written.write(model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
     writer = _Writer(startup, types, values)

@@ -41,7 +41,7 @@ def tidy(graph: Graph, result: Differentiated, forward: Collection[str]) -> None
 
 
 def expand_gradient(part: ModelProto, call: GradientCall, states: Collection[str]) -> list[NodeProto]:
-    """The nodes of ``part``, and those of the derivatives a Gradient operator asks for, simplified.
+    """The nodes of ``part``, and of the derivatives a Gradient operator asks for, simplified.
 
     ``states``: stored values that are no constants, because the step replaces them. Outputs of ``part`` keep their
     names; new values are named after the first derivative. Raises UnsupportedError for an operator without a

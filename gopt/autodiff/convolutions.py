@@ -6,7 +6,7 @@ where ``large[s p + d k - pad]`` and ``small[p]`` do, so each derivative is a co
 - by the large side: the transposed convolution of the small side;
 - by the small side: the convolution of the large side;
 - by the kernel: the convolution of the large side with the small side as its kernel, with stride and dilation
-  exchanged, where samples take the place of channels, and channels that of samples.
+  exchanged, where samples and channels trade places.
 """
 
 from __future__ import annotations

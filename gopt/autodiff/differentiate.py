@@ -104,7 +104,7 @@ def _where(model: ModelProto, scalar: str, inputs: Sequence[str], message: str) 
 
 
 def _without_path(model: ModelProto, names: Sequence[str], prefix: str) -> set[str]:
-    """Return those of ``names`` with zeros as derivative, because no path leads to the scalar."""
+    """Return the ``names`` with zeros as derivative, because no path leads to the scalar."""
     producers = {name: node for node in model.graph.node for name in node.output}
     return {name for name in names if producers[producers[f"{prefix}{name}"].input[0]].op_type == "ConstantOfShape"}
 

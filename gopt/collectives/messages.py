@@ -172,7 +172,7 @@ AGGREGATE = MessageOperator(
 
 PULLED = MessageOperator(
     name="Pulled",
-    doc="What the trainer that pushed a bucket had pulled of it last: one value for each key, that of the start where "
+    doc="What the trainer that pushed a bucket had pulled of it last: one value for each key, the start value where "
     "it pulled none.",
     attributes=(_BUCKET, _KEYS, _DTYPE, _SHAPES),
     type_rule=_stated,

@@ -51,7 +51,7 @@ class GoptConfig:
     accumulate: Positive | None = field(default=None, metadata=OPTIONAL)
     """One update takes this many micro-steps; absent means 1."""
     mesh: Mapping[str, Positive] | None = field(default=None, metadata=OPTIONAL)
-    """The table gives the axes of the mesh in order, the last of which varies fastest, and the number of ranks along
+    """The table gives the axes of the mesh in order, the last axis varying fastest, and the number of ranks along
     each; absent means that --mesh or --ranks gives the mesh."""
     axes: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     """The table says what the ranks along an axis see of the data: data stands for samples of their own, replica for

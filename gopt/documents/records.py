@@ -33,7 +33,7 @@ LINES = {"lines": True}
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of a value, as part of the type of a field: ``Annotated[int, Bounds(minimum=0)]``. ``allowed``: all
-    possible values. The fields are those of JSON Schema."""
+    possible values. The fields are JSON Schema's."""
 
     minimum: int | None = None
     maximum: int | None = None

@@ -38,14 +38,14 @@ class RolesRecord:
     """The update reads the values in this list as their means over the ranks; the key is absent when there is no such
     value. Each item is the name of a scalar of the forward."""
     statistics: Mapping[str, StatisticRule] | None = field(default=None, metadata=OPTIONAL)
-    """The table names the statistics; the key is absent when there is none. The value says how the ranks' values of the
+    """The table names the statistics; the key is absent without statistics. The value says how the ranks' values of the
     statistic that the key names are combined; an empty text leaves it to gopt."""
     draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
-    """The table names the inputs of random numbers; the key is absent when there is none. The value says what the input
-    that the key names is drawn from."""
+    """The table names the inputs of random numbers; the key is absent without such inputs. The value says what the
+    input that the key names is drawn from."""
     hyper: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
-    """The table has hyper-parameters with their values where a run sets none; the key is absent when there is none. The
-    value is of the hyper-parameter that the key names."""
+    """The table has hyper-parameters with their values where a run sets none; the key is absent without such values.
+    The value is of the hyper-parameter that the key names."""
 
     @property
     def losses(self) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ class TorchParameter:
     key of the parameter's state."""
     others: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     """The table has keys of the parameter's state with values that are no tensors and no numbers; the key is absent
-    when there is none."""
+    when there is none. A table with the key dict is a dict as pairs. A table with the key state or number has the name
+    of the step's state there, a tensor or a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,9 @@ class TorchGroup:
     counters: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     """The table has options that each step changes; the key is absent when there is none. The value is the step's state
     that has the option that the key names."""
+    states: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    """The table has options with tensors that each step changes, in the form of a parameter's others; the key is absent
+    when there is none."""
     moved: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
     """The table has options beside the rate that a scheduler moves, with the values that they follow, such as momentum;
     betas_0 is the first member of betas. The key is absent when there is none."""
@@ -63,6 +67,9 @@ class TorchOptimizer:
     started: str = field(default="", metadata=OPTIONAL)
     """The state of this name is 0 as long as the optimizer has no states; the key is absent where states of zero are
     the same as none."""
+    unowned: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the optimizer's states without a parameter, in the form of a parameter's others; the key is absent
+    when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

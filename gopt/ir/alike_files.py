@@ -50,7 +50,7 @@ class _Bytes:
 
     @classmethod
     def of(cls, header: bytes, data: bytes, like: _Bytes | None) -> _Bytes | None:
-        """The parts of a graph, of which nodes in front may be those of another file; None for nodes behind other
+        """The parts of a graph, with nodes in front possibly shared with another file; None for nodes behind other
         fields."""
         count = like.common(data) if like is not None else 0
         ends = like.ends[:count] if like is not None else []
@@ -277,7 +277,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
 
 
 def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType], stored: dict[str, Tensor]) -> bool:
-    """Return whether the types of a file's front nodes are those of a loaded file; equal stored values are shared."""
+    """Return whether a file's front nodes have the types of a loaded file; equal stored values are shared."""
     graph = like.graph
     _, read = like.names(count)
     for name in read:

@@ -266,8 +266,8 @@ def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
 
 
 def for_inference(node: Node, folded: Mapping[str, np.ndarray]) -> bytes:
-    """Return a node of the file for onnx's inference, serialized: a folded node is a constant; a GroupNormalization, of
-    which inference finds nothing, becomes a node with the operand's type."""
+    """Return a node of the file for onnx's inference, serialized: a folded node is a constant; a GroupNormalization,
+    unknown to inference, becomes a node with the operand's type."""
     value = folded.get(node.outputs[0]) if folded and node.outputs else None
     if value is not None:
         return bytes(as_constant(node.outputs[0], value).SerializeToString())

@@ -77,7 +77,7 @@ class Node:
         self.op_type = op_type
         self.domain = domain
         self.inputs = list(inputs)
-        """Copies of a node share the list, and that of its outputs: to change one is to assign another."""
+        """Copies of a node share the list, and the list of outputs: to change a list is to assign another."""
         self.outputs = list(outputs)
         self.name = name
         self.made_by = made_by

@@ -47,7 +47,7 @@ class GraphRewriter:
         """The nodes before any change."""
         self.removed: list[Removal] = []
         self._gone: set[int] = set()
-        """Nodes that are removed, by their own id or by that of their source."""
+        """Removed nodes, by their own id or the id of their source."""
         self._added: list[Node] = []
         self._changed = False
         self._made: dict[str, Node] = {}

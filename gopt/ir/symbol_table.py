@@ -24,7 +24,7 @@ class SymbolTable:
         self.reserved_hint = reserved_hint
         """Hint of the error for a name with gopt's prefix; None permits such names."""
         self.function = function
-        """True in the body of a function, where attributes may refer to those of the call."""
+        """True in the body of a function, where attributes may refer to the call's attributes."""
         self.defined: dict[str, str] = {"": ""}
         """Every name that is defined, with itself: readers take this object, so that a name is in memory once and is
         hashed once."""

@@ -27,7 +27,7 @@ class Tensor:
     path: str = ""
     offset: int = 0
     cast_of: Tensor | None = None
-    """The tensor of which this one is the cast."""
+    """The tensor that this tensor is cast from."""
     parts: tuple[Tensor, ...] = ()
     reader: Callable[[], np.ndarray] | None = None
     """Reads the value from an archive, once."""

@@ -124,7 +124,7 @@ def _not_there(rank: RankGraph, node: Node, name: str) -> InvariantError:
 
 
 def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
-    """Group by group and phase by phase: each member's calls, against those of the first member."""
+    """Group by group and phase by phase: each member's calls, against the first member's."""
     numbers = {rank.rank for rank in ranks}
     groups: dict[tuple[str, str, int], dict[int, list[Node]]] = {}
     calls_of: dict[int, dict[str, list[Node]]] = {}
@@ -201,7 +201,7 @@ def _tiles(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
 
 
 def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], Iterable[tuple[int, int]]]) -> None:
-    """Boxes are those of the sharding, and pieces tile each box; an empty box may have no piece."""
+    """Boxes follow the sharding, and pieces tile each box; an empty box may have no piece."""
     types = program.source.graph.types
     boxes_of: defaultdict[str, set[Box | None]] = defaultdict(set)
     for tensor, box in boxed:

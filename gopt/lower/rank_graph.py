@@ -80,8 +80,8 @@ class RankBlock:
 
 @dataclass(slots=True)
 class RankGraph:
-    """A phase of a rank's step. ``states``: the rank's own states, beside those of all ranks; ``accumulators``: the
-    sums. A phase reads and writes states that are inputs and outputs of its graph."""
+    """A phase of a rank's step. ``states``: the rank's own states, beside the states of all ranks; ``accumulators``:
+    the sums. A phase reads and writes states that are inputs and outputs of its graph."""
 
     rank: int
     phase: LoweredPhase
@@ -107,7 +107,7 @@ class RankGraph:
         return [node for block in self.blocks for node in block.nodes]
 
     def graph(self) -> Graph:
-        """The phase as a graph of this rank alone, made anew. Inputs, outputs and values are those of all ranks."""
+        """The phase as a graph of this rank alone, made anew. Inputs, outputs and values are the phase's."""
         whole = self.phase.graph
         constants = {
             name: Tensor(TensorType(array.dtype.name, array.shape), array=array)

@@ -1,4 +1,4 @@
-"""The figures of a device from measured times: speeds that fit best, near those of a known device."""
+"""The figures of a device from measured times: speeds that fit best, near a known device's speeds."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ DEVICES = {
         ),
     )
 }  # fmt: skip
-"""Peaks of the makers' data sheets (H100 SXM, A100 SXM 80 GB; dense products, without TF32). Share and launch are those
-of AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes. The host's link is
+"""Peaks of the makers' data sheets (H100 SXM, A100 SXM 80 GB; dense products, without TF32). Share and launch come from
+AutoParallel's cost model; links are NVLink among 8 neighbours, and 400 or 200 Gb/s between nodes. The host's link is
 PCIe 5.0 or 4.0 with 16 lanes, its bandwidth an eighth of 16 channels of DDR5-4800 or DDR4-3200: 8 ranks share a host.
 ``cpu``: one core, rounded from traced runs; a calibration fits the core at hand."""
 

@@ -70,7 +70,7 @@ class FolderContents:
     missing: list[str]
     """States without a value."""
     trained: bool
-    """Whether the values are those of a checkpoint."""
+    """Whether the values come from a checkpoint."""
     startup: Graph | None = None
     """The source's start-up graph; None for a checkpoint, whose values it would replace."""
     pieces: StoredPieces = field(default_factory=dict)

@@ -128,7 +128,7 @@ class Inspection(HtmlTable):
     metrics: tuple[NamedValue, ...]
     bytes: Mapping[str, int]
     couplings: tuple[Coupling, ...]
-    """Places at which the step of several ranks differs from that of one large batch."""
+    """Places at which the step of several ranks differs from one large batch's."""
     mappings: tuple[RegionMapping, ...]
     """Calls along axes whose ranks see the same samples, with their duals."""
     notes: tuple[str, ...]

@@ -62,7 +62,7 @@ class FolderInspection(HtmlTable):
     notes: tuple[str, ...]
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     draws: Mapping[str, Draw] | None = field(default=None, metadata=OPTIONAL)
-    """Input of random numbers -> what a run draws it from; None where there is none."""
+    """Input of random numbers -> what a run draws it from; None without such inputs."""
     host: HostValues = field(default=HostValues(), metadata=OPTIONAL)
     """The values in the memory of the host."""
 

@@ -27,7 +27,7 @@ def resplit(
 ) -> api.Split:
     """Trainers and servers with the values of a folder or checkpoint; nothing is written.
 
-    ``overrides`` has fields of ``SplitOptions``. Other fields are those of the folder's split; for sharded ranks,
+    ``overrides`` has fields of ``SplitOptions``. Other fields come from the folder's split; for sharded ranks,
     micro-steps and the reduction of the loss stay. Options without an effect any more are dropped, with a call of
     ``note`` for each. Raises as ``read_folder`` and ``api.split``."""
     folder = read_folder(path)

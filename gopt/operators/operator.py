@@ -64,7 +64,7 @@ class Operator:
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
     none). ``order``: the attribute naming the dimension of the operand for each dimension of the result. ``shape``: the
     operand that is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions.
-    ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read as indices or
+    ``by_type``: operands read for a type or a shape, and no element. ``choosers``: operands read as indices or
     conditions alone; ``indices``: the elements named by an index in operand 1. ``aside``: floating operands that are no
     weights, such as the state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the results
     of a full reduction of pieces make the result of the whole ('l2': the root of the sum of squares; '': they do not).

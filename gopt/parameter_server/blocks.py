@@ -70,7 +70,7 @@ class Block:
 def find_blocks(
     graph: Graph, plan: ServerPlanEntry, server: int, states: Mapping[str, str], hyper: Collection[str]
 ) -> list[Block]:
-    """Return the blocks of all keys of a server, in the manifest's order, followed by those of its parts of tables.
+    """Return the blocks of all keys of a server, in the manifest's order, and then of its parts of tables.
 
     ``graph``: the server's, as loaded; ``states``: of the server, input -> output; ``hyper``: inputs that are fed.
     Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key not updated by itself,

@@ -7,8 +7,8 @@ delta = (local - last) / trainers pushed; the server adds it to its value on arr
 value if no other trainer pushed local = local - (mark - pulled) adds the changes of the others last = pulled
 
 What was pulled is compared with ``mark``, which has the trainer's own delta. Compared with ``last``, every delta would
-count twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are those
-of the source's own training.
+count twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
+the source's own.
 
 Optimizer states, statistics and counters stay local; the chief's count. Servers hold parameters alone. The number of
 trainers is part of the files.
@@ -100,7 +100,7 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         kinds = dtype, dtype, options.travels(dtype)
         units.append(ServerUnit(number, server, True, (), (piece,), number, size.nbytes, kinds))
     updates = find_updates(training, whole_accumulators=False)
-    tables = choose_tables(training, updates, options)  # without rounds there are none
+    tables = choose_tables(training, updates, options)  # no tables without rounds
     placed = {name: tuple(parts) for name, parts in owners.items()}
     return ServerPlan(updates, tuple(make_buckets(units, options)), placed, tables)
 

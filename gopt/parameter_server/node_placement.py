@@ -44,7 +44,7 @@ def place_nodes(
 ) -> NodePlacement:
     """Assign states and nodes to servers and trainers.
 
-    ``weight``: a value trainers send with the gradients; ``tables``: parameters of which trainers have single rows
+    ``weight``: a value trainers send with the gradients; ``tables``: parameters that trainers have in single rows
     alone. Raises UnsupportedError, with the value's name, for an update reading a batch or random numbers beside its
     gradients.
     """

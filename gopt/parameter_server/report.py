@@ -164,7 +164,7 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
 
 
 def _own_statistics(training: TrainingGraph) -> Iterator[Coupling]:
-    """Yield the statistics the loss reads: each trainer keeps that of its own samples.
+    """Yield the statistics the loss reads: each trainer keeps its own samples' statistics.
 
     A BatchNormalization that is trained only carries its running statistics on."""
     index = GraphIndex(training.graph)

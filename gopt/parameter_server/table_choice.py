@@ -146,7 +146,7 @@ def _inits(
         return {}
     served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]
     parameters = {table.parameter for table in served}
-    # A pattern for tables must not reach their moments: a negative one is none.
+    # A pattern for tables must not reach their moments: a negative moment is wrong.
     of_tables = {pattern: text for pattern, text in options.init.items() if fits(pattern, parameters)}
     rest = {pattern: text for pattern, text in options.init.items() if pattern not in of_tables}
     texts = chosen(of_tables, parameters) if of_tables else {}

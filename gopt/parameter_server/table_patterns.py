@@ -20,7 +20,7 @@ def chosen(texts: Mapping[str, str], names: Collection[str], what: str = "table"
     for pattern, text in texts.items():
         fitting = fits(pattern, names)
         if not fitting:
-            listed = f"there are {', '.join(map(show, sorted(names)[:5]))}" if names else "there is none"
+            listed = f"there are {', '.join(map(show, sorted(names)[:5]))}" if names else f"there is no {what}"
             raise OptionError(f"{show(pattern)} matches no {what}", did_you_mean(pattern, sorted(names)) or listed)
         if not any(name not in fits_of for name in fitting):
             raise OptionError(

@@ -79,8 +79,8 @@ def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -
     ways.
 
     It assumes that a batch looks up no row twice and that lookups are spread evenly over the rows. A repeated row
-    travels once, so less may travel; a server with popular rows has more. ``lookups`` of the sizes are those of one
-    trainer.
+    travels once, so less may travel; a server with popular rows has more. ``lookups`` of the sizes are one
+    trainer's.
     """
     loads = [0.0] * servers
     for table, layout in tables:

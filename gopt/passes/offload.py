@@ -41,9 +41,9 @@ class OffloadOptions(PassOptions):
     """The options of offload say which values are in the memory of the host."""
 
     what: str = STATES
-    """The text lists, with commas or semicolons between, states: optimizer states, and parameters of which the forward
-    reads a copy; activations: values of the forward that the backward reads; patterns over names of states, of values
-    and of their nodes; or the most bytes that a rank has alive at once on the device beside its states, such as
+    """The text lists, with commas or semicolons between, states: optimizer states, and parameters that the forward
+    reads as a copy; activations: values of the forward that the backward reads; patterns over names of states, of
+    values and of their nodes; or the most bytes that a rank has alive at once on the device beside its states, such as
     200MiB, for as few activations as that takes."""
     least: str = "1KiB"
     """A value smaller than this is moved only where a pattern matches it."""

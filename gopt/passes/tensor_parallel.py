@@ -75,7 +75,7 @@ def tensor_parallel(program: SpmdProgram, options: TensorParallelOptions) -> Pas
     """Split weights, activations and updates along the axes whose ranks see the same samples, or parts of them: columns
     and rows of weights in pairs, classes, tables (tp); experts (ep); tokens (cp, sp); height and width (h, w).
 
-    Requires: roles recovered, static shapes, no sharding yet. Guarantees: the values of every state are those of the
+    Requires: roles recovered, static shapes, no sharding yet. Guarantees: every state has the values of the
     source, up to the order of sums. On the wire, per block of a transformer and rank of tp: two all-reduces of the
     activations in the forward and two in the backward, 8(t-1)/t of their bytes.
     """

@@ -71,7 +71,7 @@ class TensorParallelFacts(Loose):
     """The table has the region mappings that were put in. This many mappings of the kind were put in."""
     source_mappings: tuple[MappingFacts, ...]
     """The list has the region mappings that the source had already, along axes whose ranks see the same samples; it is
-    absent where there is none. The entry is one mapping, with its dual."""
+    absent without such mappings. The entry is one mapping, with its dual."""
     computed_whole: Mapping[str, Count]
     """The table has the nodes that all members compute whole although an operand is sharded. The results of the node
     have this many bytes."""
@@ -82,7 +82,7 @@ class HoistFacts(Loose):
     """The figures of hoist-casts count casts of parameters."""
 
     parameters: Count
-    """Ranks keep a low-precision copy of this many parameters; the key is absent when there is none."""
+    """Ranks keep a low-precision copy of this many parameters; the key is absent without such copies."""
     casts_removed: Count
     """The pass removed this many casts of the source; the key is absent when there is no low-precision copy."""
 
@@ -157,11 +157,11 @@ class OperatorFacts(Loose):
     kept: Count
     """The operator still updates this many weights."""
     merged: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-    """The updates of these weights run as a part of that of another weight; the key is absent when there is none. Each
-    item is the name of a weight."""
+    """The updates of these weights run as a part of another weight's update; the key is absent without such weights.
+    Each item is the name of a weight."""
     expanded: tuple[ExpandedWeights, ...] = field(default=(), metadata=OPTIONAL)
-    """The list has the weights whose updates stay written out in standard operators; the key is absent when there is
-    none. Each item is the weights that have one reason in common."""
+    """The list has the weights whose updates stay written out in standard operators; the key is absent without such
+    weights. Each item is the weights that have one reason in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class StatisticsFacts(Loose):
     averaged: Count | None = field(default=None, metadata=OPTIONAL)
     """This many running statistics are averaged; the key is absent when none is."""
     of_root: Count | None = field(default=None, metadata=OPTIONAL)
-    """This many running statistics are those of the group's first rank; the key is absent without statistics=root."""
+    """This many running statistics come from the group's first rank; the key is absent without statistics=root."""
     local: Count | None = field(default=None, metadata=OPTIONAL)
     """This many running statistics stay each rank's own; the key is absent without statistics=local."""
     reduced: Count | None = field(default=None, metadata=OPTIONAL)
@@ -287,7 +287,7 @@ class OverlapFacts(Loose):
     """This share of all bytes sent, 0 to 1, has independent heavy computation to hide behind."""
     by_kind: Mapping[str, Amount]
     """The table gives the same share by what is sent: gradients, parameters, and other for scalars and running
-    statistics; a kind of which nothing is sent is absent."""
+    statistics; a kind that is not sent is absent."""
     peak_gathered_bytes: Count
     """Values that are gathered before their use have at most this many bytes at once."""
     gathers: Count

@@ -170,7 +170,7 @@ def _method(kernel: Kernel) -> Callable[..., tuple[Any, ...]]:
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         options = {name: value for name, value in attributes.items() if value is not None}
         inputs = tuple(None if operand is None else np.asarray(operand) for operand in inputs)
-        if by_opset:  # onnx's defaults are those of the newest operator set
+        if by_opset:  # onnx takes the defaults of the newest operator set
             names = {attribute.name for attribute in self.onnx_node.attribute}
             options = {n: v for n, v in options.items() if n in names} | {"opset": self.run_params["opsets"][""]}
         results = kernel(*inputs, **options)

@@ -65,7 +65,7 @@ def merge(
 def merge_rows(contributions: Mapping[int, Contribution], reduce: str, dtype: str, width: int) -> list[Array]:
     """Return the pushed ids, each once and in ascending order, and the merged rows.
 
-    Rows have ``width`` elements, or are scalars for width 0. The result is that of ``merge`` on whole gradients with
+    Rows have ``width`` elements, or are scalars for width 0. The result equals ``merge`` on whole gradients with
     zeros for absent rows: a mean divides by all contributions, with or without a row. A trainer of weight zero adds no
     rows."""
     wanted = numpy_dtype(dtype)

@@ -17,7 +17,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Array], Any]] = MappingProxyType({
     "softsign": lambda x: x / (1 + np.abs(x)), "softplus": lambda x: np.logaddexp(x, 0),
 })  # fmt: skip
 Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
-"""(input of one time, states) -> new states, of which the first is the result."""
+"""(input of one time, states) -> new states; the first state is the result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ none has two parameters."""
 
 
 def check_bucket_order(program: SpmdProgram) -> None:
-    """Raise InvariantError for the first node taking elements of a bucket for those of another parameter.
+    """Raise InvariantError for the first node taking elements of a bucket for another parameter's.
 
     Shardings must have been inferred without an error. Dead nodes are not checked.
     """
@@ -141,7 +141,7 @@ class _BucketOrder:
                 of = repr(owner) if owner is not None else "no parameter that is known"
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} reads {new!r} for {old!r}: these are elements of {of}",
-                    f"they must be those of {expected!r}",
+                    f"they must be elements of {expected!r}",
                 )
 
     def _call(self, node: Node) -> None:
@@ -181,7 +181,7 @@ class _BucketOrder:
         if owner is not None and expected not in (None, owner):
             raise InvariantError(
                 f"{node.op_type} {node.label!r} makes {name!r} of elements of {owner!r}",
-                f"they must be those of {expected!r}",
+                f"they must be elements of {expected!r}",
             )
 
     def _layout(self, node: Node) -> None:
@@ -289,7 +289,7 @@ def _conflict(pieces: Iterable[BucketSlice]) -> tuple[str, str] | None:
 
 
 def _said(piece: BucketSlice) -> str:
-    return f"elements {piece.offset} to {piece.offset + piece.elements} of a bucket as those of {piece.tensor!r}"
+    return f"elements {piece.offset} to {piece.offset + piece.elements} of a bucket as elements of {piece.tensor!r}"
 
 
 def _inside(contents: Contents, part: FlatShard) -> Contents:

@@ -38,7 +38,7 @@ class CollectiveUse:
     alone: bool = True
     own: bool = True
     statistic: bool = False
-    """The call makes new running statistics, of which any member's will do for all, or gathers rows that they keep."""
+    """The call makes new running statistics, the same for all from any member, or gathers rows that they keep."""
 
     @property
     def reduce(self) -> str:

@@ -159,7 +159,7 @@ class _KeptNodes:
                 )
 
     def _keeps(self, maker: Node) -> bool:
-        """Return whether passes must keep a node of the step: all nodes but those of the update; calls of the update
+        """Return whether passes must keep a node of the step: all nodes but the update's; calls of the update
         are kept, too, and casts and shapes of gathered values."""
         gathered = maker.is_in(CASTS | SIZES) and maker.inputs[0] in self._replaced
         return maker.domain == COMM or not (gathered or maker.phase is Phase.UPDATE)
@@ -211,7 +211,7 @@ class _KeptNodes:
                 )
 
     def _check_packed(self, node: Node, name: str, maker: Node) -> None:
-        """Check a result of a packed call: the sent value and the ranks must be those of the step's call."""
+        """Check a result of a packed call: the sent value and the ranks must be the same as in the step's call."""
         if not maker.added and (maker.op_type != node.op_type or maker.op_type not in PACKED):
             return  # the source's own, such as a Reduce and a Broadcast that are one AllReduce
         read, sent = node.inputs[node.outputs.index(name)], maker.inputs[maker.outputs.index(name)]

@@ -70,7 +70,7 @@ class Accumulator:
     type: TensorType
     sharding: Sharding = FULLY_REPLICATED
     own_along: tuple[str, ...] = ()
-    """Axes along which members sum other elements: those of parts of a parameter."""
+    """Axes along which members sum other elements, in parts of a parameter."""
     reduced: bool = False
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
@@ -114,7 +114,7 @@ class SpmdProgram:
     reduce_dtype: str = ""
     """The type in which gradients travel; '' for their own."""
     sharded: dict[str, Sharding] = field(default_factory=dict)
-    """Values of which ranks hold parts, once the program is verified."""
+    """Values that ranks hold in parts, once the program is verified."""
     source: TrainingGraph = field(init=False)
     """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
     parts: dict[str, Sharding] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class SpmdProgram:
     reductions: dict[str, StatisticReduction] = field(default_factory=dict)
     """How the ranks' values of each statistic are combined."""
     statistics_of_root: bool = False
-    """New running statistics are those of the first of the ranks that see different data, and not their mean."""
+    """New running statistics come from the first of the ranks that see different data, and are not their mean."""
     split: dict[str, str] = field(default_factory=dict)
     """Axis that splits the computation -> the rule by which parts get their sizes."""
     stages: StagePlan | None = None
@@ -147,7 +147,7 @@ class SpmdProgram:
     """The program whose ``others`` has this one."""
     _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _found_for: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
-    """The lists of nodes and states of which ``_found`` holds."""
+    """The lists of nodes and states behind ``_found``."""
 
     def __post_init__(self) -> None:
         self.source = self.training
@@ -176,7 +176,7 @@ class SpmdProgram:
 
     @property
     def weighed(self) -> Mapping[str, TensorType]:
-        """Return the types for weighing values in passes: those of the first variant, so that all variants decide
+        """Return the types for weighing values in passes: the first variant's, so that all variants decide
         alike."""
         return (self.first or self).graph.types
 

@@ -258,6 +258,6 @@ def _alone(use: Use, member: int) -> Placement:
 FULL_REDUCTIONS = {
     name: "" if op.pieces == "l2" else op.pieces for name, op in OPERATORS.items() if op.pieces is not None
 }
-"""Operator -> how its results over shards are reduced to that of the whole; empty: they are not."""
+"""Operator -> how its results over shards are reduced to the result of the whole; empty: they are not."""
 RULES: dict[str, Rule] = dict.fromkeys(ELEMENTWISE, elementwise)
 """Operator of ONNX -> its rule for operands without terms; ``whole`` for all others."""

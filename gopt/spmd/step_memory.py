@@ -101,7 +101,7 @@ def stage_runs(program: SpmdProgram) -> list[StepRun]:
 
 
 def overlap_of(program: SpmdProgram) -> Overlap:
-    """The overlap of a program's calls. On pipeline stages, the gathered bytes are those of the member with most, in
+    """The overlap of a program's calls. On pipeline stages, the member with most gathered bytes counts, in
     the order of the schedule: each action gathers for itself."""
     overlap = measure(calls_of(program))
     if program.stages is None:

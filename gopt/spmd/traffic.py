@@ -71,7 +71,7 @@ class Overlap:
     hidden_share: Share
     """This share of all bytes sent, 0 to 1, has independent heavy computation to hide behind."""
     by_kind: dict[TrafficKind, Share]
-    """The table gives the same share by what is sent; a kind of which nothing is sent is absent."""
+    """The table gives the same share by what is sent; a kind that is not sent is absent."""
     peak_gathered_bytes: Figure
     """Values that are gathered before their use have at most this many bytes at once."""
 
@@ -136,7 +136,7 @@ def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
 
 
 def ready_at(nodes: Sequence[Node]) -> dict[int, int]:
-    """Return, for the position of each call, that of the last immovable node it waits for.
+    """Return position of a call -> position of the last immovable node it waits for.
 
     Source nodes and calls are immovable; nodes that passes add between them (casts, joins) move along.
     """

@@ -324,7 +324,7 @@ class ShardingInference:
         placement = self.table.place(node.sharding, axis)
         if not inside and not isinstance(placement, Replicated):
             return [self._checked(node, axis, Use("Identity", (value,), placement)) for value in operands]
-        # Calls over axes that see other data are gopt's: those of the source were taken over, or refused.
+        # Calls over axes that see other data are gopt's: the source's calls were taken over, or refused.
         data = self.axes[axis] in self.program.mesh.data_axes
         call = CollectiveUse(node.op_type, node.attributes, len(group) == 1, data, node.made_by == "statistics")
         try:

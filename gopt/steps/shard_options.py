@@ -47,8 +47,8 @@ class ShardOptions:
     ``schedule``: the order of micro-batches on pipeline stages: ``gpipe``, ``1f1b``, ``interleaved:V``, ``zb-h1``,
     ``zb-v``, or a file.
     ``only_ranks``: the ranks that are made; None: all. ``passes``: options of passes, such as ``{"shard": {"style":
-    "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that go before those
-    of ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
+    "broadcast"}}``; ``gopt passes`` lists them. ``pipeline``: passes in order, each with options that override
+    ``passes``; None: the default passes. A Pipeline has all its options. ``verify_each``: check the graph after
     every pass, not only at the end. ``after_each``: called after each pass with its name and the program.
     """
 

@@ -216,7 +216,7 @@ def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dic
 
 
 def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
-    """Return the split with parts nested inside those of earlier axes. Raises OptionError for an uneven division."""
+    """Return the split with parts nested inside earlier axes' parts. Raises OptionError for an uneven division."""
     states, fed = dict(split.states), dict(split.fed)
     for outer in before:
         for name in states.keys() & outer.states.keys():

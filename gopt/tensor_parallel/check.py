@@ -161,7 +161,7 @@ class Checker:
 
     def _halo(self, node: Node, operands: Sequence[Operand]) -> Placement:
         """Return the placement of strips, of a window or of a halo sum. Operands must be placed as the node says, and
-        strips must be those of the same value."""
+        strips must belong to the same value."""
         for operand, wanted in zip(operands, taken(node), strict=True):
             if operand.placement != wanted:
                 raise Mismatch(operand, f"a value {wanted}")

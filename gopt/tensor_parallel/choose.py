@@ -186,7 +186,7 @@ class _Trace:
     found: dict[str, Shard] = field(default_factory=dict)
     columns: int = 0
     unit: int = 1
-    """Elements that must stay together: those of an attention head."""
+    """Elements that must stay together: an attention head's."""
     seen: dict[str, Shard] = field(default_factory=dict)
 
     def through(self, name: str, shard: Shard) -> bool:

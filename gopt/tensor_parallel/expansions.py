@@ -1,6 +1,6 @@
 """Rewrites operators acting along a sharded dimension as splittable operators.
 
-An operator is rewritten only for such operands. The formulas are those of the ONNX operators; softmax first subtracts
+An operator is rewritten only for such operands. The formulas come from the ONNX operators; softmax first subtracts
 the largest value of all members. Half precision is computed in float32, as runtimes do inside the operator.
 """
 

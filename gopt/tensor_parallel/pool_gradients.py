@@ -1,6 +1,6 @@
 """The gradient of a max pool, as exporters write it: updates scattered into zeros at the pool's indices.
 
-Indices count through one plane of the pool's operand: the pool's own index minus that of the plane's first element,
+Indices count through one plane of the pool's operand: the pool's own index minus the plane's first index,
 which a pool of size one gives. A member holding part of the pool's result took those elements from its window. So its
 updates fall into that window and are terms of a halo sum: no member needs another's updates.
 """

@@ -25,7 +25,7 @@ def global_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> N
 
 def batch_normalization(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write (x - mean) / sqrt(variance + epsilon) * scale + offset with statistics over all samples and places, and the
-    running statistics, of which ``momentum`` is kept."""
+    running statistics, with ``momentum`` as the share of the old."""
     out = node.outputs[0]
     root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
     value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")

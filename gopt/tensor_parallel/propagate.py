@@ -190,7 +190,7 @@ class _Sweep:
         return True
 
     def _expand(self, node: Node, before: Sequence[Placement]) -> bool:
-        """Place the nodes of a node's rewrite; return False where there is none or other axes cannot split it."""
+        """Place the nodes of a node's rewrite; return False without a rewrite, or where other axes cannot split it."""
         described = use_of(node, self.graph, self.constants)
         expand = expansion(node, described, before)
         if expand is None:

@@ -9,7 +9,7 @@ from gopt.records.placements import REPLICATED, Placement
 
 
 def result_placements(training: TrainingGraph, states: Mapping[str, Placement]) -> dict[str, Placement]:
-    """Return result -> required placement: a new state has that of the old one, a gradient that of the parameter.
+    """Return result -> required placement: a new state has the old state's, a gradient the parameter's.
 
     This alone decides whether a gradient is summed over members. Loss and metrics are whole; so is a gradient of
     several parameters that are not split alike.

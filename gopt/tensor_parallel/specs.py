@@ -1,7 +1,7 @@
 """Reads sharding specs of a file (ONNX IR 11) as placements of parameters along an axis.
 
 A spec on a parameter, on a state of the same shape, on the new value or on a view of the parameter says how the
-parameter is split. Specs on other values are ignored: placements of activations follow from those of weights.
+parameter is split. Specs on other values are ignored: placements of activations follow from the weights'.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Reader:
         return nodes
 
     def _followed(self, spec: TensorSpec, views: Sequence[Node]) -> tuple[str, Placement]:
-        """Return the parameter of which a value is a view, and the placement."""
+        """Return the parameter behind a view, and the placement."""
         placement = self._placement(spec)
         name = spec.tensor
         for node in views:

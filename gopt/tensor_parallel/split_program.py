@@ -60,7 +60,7 @@ def split_program(
 
 
 def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], results: Sequence[Propagated]) -> dict[str, Any]:
-    """Return the facts for the report; those of an axis other than tp are under its name."""
+    """Return the facts for the report; facts of an axis other than tp are under its name."""
     parameters: dict[str, str] = {}
     mappings: Counter[str] = Counter()
     whole: dict[str, int] = {}

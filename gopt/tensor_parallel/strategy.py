@@ -88,7 +88,7 @@ class StrategyChooser:
         return [way for way in unique if not (way.masked and node.domain == SPMD) and self.fit(node, way)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Return whether all parts nest with those of other axes, and a reshape can tell dimensions apart."""
+        """Return whether all parts nest with the parts of other axes, and a reshape can tell dimensions apart."""
         reshapes = node.is_in(RESHAPES)
         for operand in (*strategy.operands, *strategy.results):
             if isinstance(operand, Shard) and operand.alone and (reshapes or operand.runs > 1):

@@ -97,7 +97,7 @@ def load_values(
     model: str | os.PathLike[str], state: str | os.PathLike[str], output: str | os.PathLike[str], *,
     ignore_unknown: bool = False, force: bool = False,
 ) -> Loaded:  # fmt: skip
-    """``state_values.load_values`` of any kind of file, those of PyTorch too; raises OptionError without PyTorch."""
+    """``state_values.load_values`` of any kind of file, PyTorch's files too; raises OptionError without PyTorch."""
     write = functools.partial(
         state_values.load_values, model, state, output, ignore_unknown=ignore_unknown, force=force
     )
@@ -114,8 +114,8 @@ def load_values(
 
 @checked
 def save_dcp(what: Folder, output: str | os.PathLike[str], *, all_states: bool = False) -> StateDict:
-    """Write the state dict of a module as a new folder of ``torch.distributed.checkpoint``, with ``all_states`` those
-    of optimizers too; raises as ``save_state_dict``."""
+    """Write the state dict of a module as a new folder of ``torch.distributed.checkpoint``, with ``all_states`` the
+    optimizers' states too; raises as ``save_state_dict``."""
     with on_disk(what) as path:
         with needs_torch("a folder of torch.distributed.checkpoint"):
             from gopt.frontends.pytorch.dcp_folder import save_dcp as save

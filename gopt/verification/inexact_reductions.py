@@ -1,4 +1,4 @@
-"""The distance between the gradients combined by ranks and those of one large batch, for rules that are not exact."""
+"""The distance of the gradients combined by ranks from one large batch's gradients, for inexact rules."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ())
 
 
 def metric_graph(training: TrainingGraph) -> Graph | None:
-    """The metrics that the update makes; inputs are, beside those of the update, the values of forward and backward
+    """The metrics that the update makes; inputs are, beside the update's inputs, the values of forward and backward
     that these metrics read. None without any."""
     forward = {*training.forward_metrics}
     wanted = [name for name in training.metrics if name not in forward]

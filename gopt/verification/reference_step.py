@@ -33,7 +33,7 @@ from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_
 from gopt.verification.variants import PLAIN, Variant
 
 KEPT = 1 << 30
-"""Bytes of local gradients up to which the results of more than one step are kept, and those of the ranks."""
+"""Bytes of local gradients up to which the results of more than one step are kept, and the ranks' results."""
 Batches = Sequence[Sequence[Values]]
 """Inputs by micro-step and by data rank."""
 ORDERS = 8
@@ -64,7 +64,7 @@ class LocalResults:
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
     """A step of the source: the new ``states``, the results of the batches, and the values of the update's
-    ``conditions``. ``metrics``: those of the update, by data rank, or of all."""
+    ``conditions``. ``metrics``: the update's metrics, by data rank, or of all."""
 
     states: Values
     local: LocalResults

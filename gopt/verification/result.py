@@ -131,7 +131,7 @@ class Verification(HtmlTable):
         return EXIT_CODES[self.outcome]
 
     def reason(self) -> str:
-        """In one line, the unequal or unconfirmed value; empty if there is none."""
+        """In one line, the unequal or unconfirmed value; empty without such a value."""
         for difference in self.worst.values():
             if difference.fails:
                 return f"{difference.kind} {difference.name!r} differs"

@@ -96,7 +96,7 @@ def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
 def _range(index: GraphIndex, start: str) -> Range:
     bounds: list[tuple[int, int]] = []
     special: set[int] = set()
-    bare = False  # something is looked up that no Where has replaced: -1 would be the last row, and is none to ignore
+    bare = False  # something is looked up that no Where has replaced: -1 would be the last row, and no label to ignore
     queue: deque[tuple[str, bool, _Line]] = deque([(start, False, _PLAIN)])
     visited = {*queue}
     while queue:

@@ -34,7 +34,7 @@ CLEAR, FEW = (1e-3, 0.1), 32
 """Shares of a gradient of up to FEW elements, and of more: where rounding moves less in one run, none of RUNS moves all
 of it."""
 NOISE = 0.5
-"""A gradient of which rounding moves this share is nothing but rounding: two draws of noise are √2 of it apart."""
+"""A gradient moved by rounding to this share is nothing but rounding: two draws of noise are √2 of it apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Sensitivity:
     """The largest distance of any disturbed run from the reference.
 
     ``outputs`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states;
-    ``metrics``: of those of the update, by data rank, or of all.
+    ``metrics``: of the update's metrics, by data rank, or of all.
     """
 
     outputs: list[list[dict[str, float]]]

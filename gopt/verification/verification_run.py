@@ -176,8 +176,8 @@ class VerificationRun:
         }
 
     def _hold_large_batch(self) -> None:
-        """Compare the first step with the source's on all batches at once; drawn labels are none to ignore, for which
-        ranks average separate means."""
+        """Compare the first step with the source's on all batches at once, without labels to ignore: with
+        ignored labels, ranks average separate means."""
         verifier, measured, drawn = self.verifier, self.runner.measured, self.batches
         batches, why = self.given(1), ""
         if measured is None or len(batches) * len(batches[0]) == 1 or verifier.manifest.parameter_server is not None:

@@ -73,6 +73,6 @@ def test_how_ranks_agree_on_a_queue_is_not_in_its_name(tmp_path):
     with pytest.raises(UnsupportedError, match="'keys_out' keeps rows of single samples, by Concat") as caught:
         gopt.shard(path, 2)
     assert caught.value.hints == (
-        "--statistics keys=gather: ranks gather the rows of all; local keeps each rank's own, and root those of the "
-        "first rank",
+        "--statistics keys=gather: ranks gather the rows of all; local keeps each rank's own, and root the first "
+        "rank's",
     )

@@ -32,4 +32,4 @@ def test_what_decides_nothing_is_refused(given: dict[str, str], message: str, hi
     assert hint in caught.value.hints[0]
     with pytest.raises(OptionError, match="matches no table") as caught:
         chosen({"x": "y"}, ())
-    assert caught.value.hints == ("there is none",)
+    assert caught.value.hints == ("there is no table",)

@@ -245,6 +245,23 @@ def test_an_update_that_reads_the_batch_is_refused(tmp_path):
         gopt.shard(gopt.load(path), 2, accumulate=2)
 
 
+@pytest.mark.parametrize("options", [{"stage": 2}, {"stage": 3}, {"stage": 1, "partition": "whole"}], ids=str)
+def test_terms_of_a_sum_over_all_gradients_keep_their_signs(options, tmp_path):
+    """As D-Adaptation sums new minus old norms of its states; some parameters take them the other way round."""
+    b = Builder()
+    net = perceptron(b, widths=(3, 5, 5, 2))
+    total = b.const(4.0)
+    for place, gradient in enumerate(net.gradients.values()):
+        terms = [b.op("ReduceSum", value, keepdims=0) for value in (gradient, b.op("Mul", gradient, gradient))]
+        total = b.op(("Add", "Sub")[place % 2], total, b.op("Sub", *(terms if place % 3 else terms[::-1])))
+    for name, shape in net.params.items():
+        b.output(f"{name}_new", b.op("Sub", name, b.op("Div", net.gradients[name], total)), shape)
+    b.output("loss", net.loss, ())
+    out = written(b.save(tmp_path / "step.onnx"), tmp_path, "shard=3", **options)
+    assert gopt.prove(out).proven
+    assert shard_facts(out)["scalars"] == 1
+
+
 def test_one_micro_step_is_the_step_itself(tmp_path):
     path = saved(Recipe(), tmp_path)
     out = written(path, tmp_path, "shard=2", 1)

@@ -24,10 +24,10 @@ def test_a_step_in_order():
 
 def test_a_bucket_of_another_order():
     wrong = update(GATHER.replace("a_new b_new", "b_new a_new"))
-    assert "AllGather 'b_new' makes 'b_new' of elements of 'a' (they must be those of 'b')" in said(step_of(), wrong)
+    assert "AllGather 'b_new' makes 'b_new' of elements of 'a' (they must be elements of 'b')" in said(step_of(), wrong)
     nodes = update()
     nodes[0].inputs = ["db", "da"]
-    assert "Sub 'bucket.q' reads elements 0 to 3 of a bucket as those of 'a' beside" in said(step_of(), nodes)
+    assert "Sub 'bucket.q' reads elements 0 to 3 of a bucket as elements of 'a' beside" in said(step_of(), nodes)
     assert said(step_of(), wrong, live=wrong[:-1]) == "", "what nothing needs is not looked at"
 
 
@@ -143,7 +143,7 @@ def test_the_cast_of_a_gradient_is_the_parameters():
         reader.inputs[place] = "b"
         found = said(step, [reader])
         assert (found == "") == fine
-        assert fine or f"reads 'b' for {name!r}: these are elements of 'b' (they must be those of 'a')" in found
+        assert fine or f"reads 'b' for {name!r}: these are elements of 'b' (they must be elements of 'a')" in found
 
 
 @pytest.mark.parametrize("op_type", ["AllReduce", "Reduce", "Broadcast"])

@@ -44,7 +44,7 @@ def test_a_gather_in_another_order():
     assert refused(step).startswith("AllGather 'fc2.")
     gather.outputs[0], gather.outputs[1] = gather.outputs[1], gather.outputs[0]
     gather.attributes["shapes"] = gather.attributes["shapes"][::-1]
-    assert " of a bucket as those of 'fc" in refused(step)
+    assert " of a bucket as elements of 'fc" in refused(step)
 
 
 def test_whole_tensors_of_owners_in_another_order():

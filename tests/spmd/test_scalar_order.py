@@ -57,6 +57,16 @@ def test_exchanged_scalars_are_named(plant, stage):
     assert "the source makes it of" in caught.value.hints[0]
 
 
+def test_a_term_with_the_other_sign_is_found():
+    def plant(step: SpmdProgram) -> None:
+        joined = next(node for node in step.graph.nodes if ".joined" in node.outputs[0])
+        joined.op_type = "Sub"
+
+    pipeline = planted_pipeline(plant, 2, **{"bucket-mb": 0.0001})
+    with pytest.raises(InvariantError, match=r"makes 'add_3' of 'sum_6', .* -'sum_9'"):
+        gopt.shard(gopt.load(FIXTURES / "mlp_mom_clip_sched.onnx"), 2, pipeline=pipeline)
+
+
 @pytest.mark.parametrize("name", ["mlp_lamb", "mlp_mom_clip_sched", "mlp_adamw_fp16_scaler", "optim/clip_each"])
 @pytest.mark.parametrize(("mesh", "partition"), [("dp=2,shard=2", "flat"), ("shard=3", "whole"), ("shard=2", "rows")])
 def test_what_passes_make_holds(name, mesh, partition):

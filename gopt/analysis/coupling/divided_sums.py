@@ -135,7 +135,7 @@ class DividedSums:
 
 
 def _is_rate(factor: float, old: float | None) -> bool:
-    """Return whether a factor and that of the old value make a running average."""
+    """Return whether a factor and the old value's factor make a running average."""
     return old is not None and isclose(factor, 1 - old, rel_tol=1e-5)
 
 

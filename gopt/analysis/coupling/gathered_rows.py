@@ -63,7 +63,7 @@ class _Rows:
             if node.is_in(PARTS | {"Concat"}):
                 return self._queue(name, self._axis(node))
             name = self._before(node)
-        raise Unclear(f"no rows of samples are joined with those of {self.state.tensor!r} or written into it", ROWS)
+        raise Unclear(f"no rows of samples are joined with rows of {self.state.tensor!r} or written into it", ROWS)
 
     def _before(self, node: Node) -> str:
         """The one operand that follows the batch, of a node that does the same to all rows."""
@@ -133,7 +133,7 @@ class _Rows:
         return size
 
     def _parts(self, name: str, axis: int, depth: int) -> list[_Part]:
-        """The rows of which a value is joined, in order."""
+        """The rows joined into a value, in order."""
         node = self.producers.get(name)
         whole = [_Part(name, 0, self._size(name, axis))]
         if node is None or not depth:
@@ -187,7 +187,7 @@ class _Rows:
         if indices in self.marks:
             by: Mark | None = self.context.samples(indices)
             if by is None or (by.axis, by.outer, by.inner) != (axis, 1, mark.inner):
-                raise Unclear(f"the places {indices!r} of rows are not those of single samples", ROWS)
+                raise Unclear(f"the places {indices!r} of rows are not places of single samples", ROWS)
             return (StatisticPoint(indices, "gather", axis), rows)
         return (self._ring(node, axis, 0 if not elements else axis), rows)
 

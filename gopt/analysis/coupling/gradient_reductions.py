@@ -84,7 +84,7 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
     alone = len(plain) == 1 and len(training.losses) == 1
     rest = plain.pop() if alone else GradientReading(Relation.UNKNOWN)
     none = {*backward.counts, *(name for name, how in backward.levels.items() if how is Linearity.NONLINEAR)}
-    """Parameters whose values taken for gradients are none: a sharded step does not have them."""
+    """Parameters with a mistaken gradient, a value that a sharded step lacks."""
     return {name: known[value] or rest for name, value in training.gradients.items() if name not in none}
 
 
@@ -120,7 +120,7 @@ def unfit(readings: Readings, asked: LossReduction) -> dict[GradientReading, lis
 
 
 def rule_for(reading: GradientReading) -> LossReduction | None:
-    """The rule that combines a gradient exactly; None where there is none, or gopt cannot tell."""
+    """The rule that combines a gradient exactly; None without an exact rule, or where gopt cannot tell."""
     rule = _RULES.get(reading.relation)
     if rule is None or not reading.sure or (rule is LossRule.WEIGHTED and not reading.by):
         return None

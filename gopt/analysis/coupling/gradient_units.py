@@ -146,13 +146,13 @@ class GradientUnits:
         return not gate and name in self.trained and name not in self._behind
 
     def _is_count_of(self, node: Node, name: str) -> bool:
-        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count; the
-        gradient of a linear model is none."""
+        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count, but
+        not the gradient of a linear model."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
         return counts and not (name in self.trained or name in self.proportional) and not node.is_in(FACTORS)
 
     def of(self, name: str) -> Unit | None:
-        """The unit of a marked value; None where there is none."""
+        """The unit of a marked value; None for a value without a unit."""
         if name in self.units:
             return self.units[name]
         mark = self.context.marks[name]
@@ -325,7 +325,7 @@ class GradientUnits:
             begun = any(u.explicit or self.constants.terms.begun(u.factor, bool(u.lone)) for u in units)
             sure = begun and not contrary and self.constants.all_sure(settled)
             if all(unit.start for unit in units) and not sure:
-                # terms of a derivative of the model, such as that of an error function
+                # terms of a derivative of the model, such as an error function's derivative
                 return Unit(start=True, sure=not contrary)
             units = settled
         first, sure = units[0], self.constants.all_sure(units)

@@ -72,7 +72,7 @@ def _behind(index: GraphIndex, name: str) -> Node | None:
 
 
 def _source(index: GraphIndex, name: str) -> str:
-    """The value of which another is a cast, a part or another shape."""
+    """The value behind casts, parts and other shapes."""
     while (node := index.producers.get(name)) is not None and node.is_in(RELAYS):
         name = node.inputs[0]
     return name

@@ -81,7 +81,7 @@ class LossTerms:
         return factor != 1.0 and any(isclose(n, term.factor, rel_tol=2e-6) for term in self.terms for n in known)
 
     def is_mean(self, factor: float) -> bool:
-        """Return whether a constant is that of terms that are means, for certain, or twice that."""
+        """Return whether a constant is, for certain, the factor of terms that are means, or twice the factor."""
         near = [term for term in self.terms if any(isclose(factor, two * term.factor, rel_tol=2e-6) for two in (1, 2))]
         return bool(near) and factor != 1.0 and all(term.degree == 1 and term.sure for term in near)
 

@@ -50,7 +50,7 @@ class Mark:
 
     A reduced value: ``origin`` is the value in which samples were reduced, ``sizes`` the other dimensions reduced with
     them, ``count`` the number of elements (0: not known), ``doubt`` that a batch of this size does not tell a sum from
-    a mean; ``even``: it is that of the large batch if each origin is replaced by its mean over the ranks.
+    a mean; ``even``: the value is the large batch's if each origin is replaced by its mean over the ranks.
     """
 
     kind: Relation
@@ -69,7 +69,7 @@ class Mark:
 
     @property
     def sound(self) -> bool:
-        """Whether means of the origins over the ranks make it that of the large batch: a bare sum grows with it."""
+        """Whether means of the origins over the ranks make the value the large batch's: a bare sum grows with it."""
         return (
             self.even
             and not self.doubt
@@ -165,7 +165,7 @@ class Division:
 
 def division(factor: float, batch: int, sizes: Iterable[int]) -> Division:
     """Test whether 1 / ``factor`` is the batch size times other reduced sizes, or a product of such sizes alone; a half
-    is as often that of a square as that of two samples."""
+    comes as often from a square as from two samples."""
     if not factor:
         return Division(False, False)
     known, over = products(sizes), 1.0 / abs(factor)

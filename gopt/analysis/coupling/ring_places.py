@@ -133,7 +133,7 @@ def settle_rings(training: TrainingGraph) -> dict[str, str]:
         apart = next((name for name in walked if name not in gathered), None)
         if apart is not None:
             raise UnsupportedError(
-                f"{state.tensor!r} points into {gathered[0]!r} and {apart!r}, of which ranks gather one alone",
+                f"{state.tensor!r} points into {gathered[0]!r} and {apart!r}, and ranks gather the first alone",
                 "gather both: --statistics " + ",".join(f"{name}=gather" for name in walked),
             )
         state.kind, state.of = StateKind.STATISTIC, None

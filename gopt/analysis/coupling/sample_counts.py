@@ -246,7 +246,7 @@ class SampleCounts:
         return self._may_count(value, "fiuV" if elementwise(node) else "fV")
 
     def sizes(self) -> tuple[int, ...]:
-        """Dimensions of the batch's inputs beside that of the samples."""
+        """Dimensions of the batch's inputs beside the samples' dimension."""
         types, marks = self.context.index.graph.inputs, self.context.marks
         of_batch = [type for name, type in types.items() if name in marks and marks[name].kind is Relation.SAMPLES]
         return tuple({size for type in of_batch for size in (type.shape or ())[1:] if isinstance(size, int)})
@@ -267,7 +267,7 @@ def few_elements(value: np.ndarray, kinds: str) -> set[float]:
 
 def corrects_variance(number: float, count: int) -> bool:
     """Return whether a number is n / (n - 1), the factor of an unbiased variance of n = ``count`` elements; float32
-    does not tell that of more than a million from 1."""
+    does not tell the factor of more than a million elements from 1."""
     return 1 < count < 1 << 20 and isclose(number, count / (count - 1), rel_tol=3e-7)
 
 

@@ -105,7 +105,7 @@ def tile(context: CouplingContext, node: Node) -> Marks:
 
 
 def concat(context: CouplingContext, node: Node) -> Marks:
-    """Concat along another dimension, or of several batches along that of the samples."""
+    """Concat along another dimension, or of several batches along the samples' dimension."""
     rank = context.rank(node.outputs[0])
     axis = axis_of(node, rank, 0)
     marks = [context.samples(name) for name in node.inputs]

@@ -1,7 +1,7 @@
 """How statistics follow the batch: by sums, means or extremes over samples, which ranks combine each in its own way.
 
-The walk goes back from a new value to the first values of which the marks say how that of the large batch follows from
-those of the ranks. They are reduced, and all that lies behind them is computed alike on every rank.
+The walk goes back from a new value to the first values for which the marks derive the large batch's value from the
+ranks' values. Ranks reduce these values, and compute everything behind these values alike.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _or_gathered(
 
 
 def _written(training: TrainingGraph, found: Mapping[str, StatisticReduction]) -> set[str]:
-    """The values behind gathered rows: their samples are those of all ranks."""
+    """The values behind gathered rows, with the samples of all ranks."""
     rows = [each for each in found.values() if each.rule == "gather"]
     producers, updated = training.graph.producers() if rows else {}, training.state_of()
     paths = [path_nodes(training.graph.nodes, producers, [p.value for p in each.points], updated[each.tensor].updated)

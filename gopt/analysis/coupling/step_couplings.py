@@ -60,7 +60,7 @@ class CouplingSummary:
 
 
 def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
-    """Every place where the step is not that of one large batch, or may not be; one sweep, kept with the step."""
+    """Every place where the step differs from one large batch's, or may differ; one sweep, kept with the step."""
 
     def find() -> CouplingSummary:
         context = forward_swept(training)
@@ -207,7 +207,7 @@ def unfit_reductions(training: TrainingGraph, asked: LossReduction) -> list[tupl
 
 
 def find_couplings(training: TrainingGraph) -> tuple[Coupling, ...]:
-    """Every place where the step of ranks that average gradients is not that of one large batch, or may not be."""
+    """Every place where the step of ranks that average gradients differs from one large batch's, or may differ."""
     return analyse_couplings(training).combined(training, LossReduction())
 
 
@@ -232,8 +232,8 @@ def without_advice(couplings: Sequence[Coupling], option: str) -> tuple[Coupling
 
 
 def notes(couplings: Sequence[Coupling]) -> list[str]:
-    """One line for each kind of coupling: the first of it, and how many more there are. Labels that are ignored are
-    none: a mean over a rank's own labels is what every data-parallel trainer takes."""
+    """One line for each kind of coupling: the first of it, and how many more there are. Ignored labels are no
+    coupling: every data-parallel trainer takes a mean over a rank's own labels."""
     kinds = dict.fromkeys(each.kind for each in couplings if each.kind is not CouplingKind.IGNORED)
     return [line for kind in kinds for line in of_kind(couplings, kind)]
 
@@ -247,7 +247,7 @@ def of_kind(couplings: Iterable[Coupling], kind: CouplingKind) -> list[str]:
 def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
     """Record a coupling unless the loss is a mean over samples."""
     it = "the loss" if len(training.losses) == 1 else f"the loss {loss!r}"
-    own = " if the gradients are those of this loss" if training.gradients else ""
+    own = " if the gradients belong to this loss" if training.gradients else ""
     mark, node = context.marks.get(loss), context.index.producers.get(loss)
     if node is None or mark is None or mark.kind in (Relation.UNKNOWN, Relation.MEAN) or mark.mixed:
         if node is not None and mark is None:
@@ -266,7 +266,7 @@ def _loss(context: CouplingContext, training: TrainingGraph, loss: str) -> None:
     elif mark.kind is Relation.SUM:
         _sum(context, loss, node, it, own)
     elif mark.kind is Relation.SAMPLES:
-        context.couple(CouplingKind.UNKNOWN, node, f"{it} is that of one sample, no sum and no mean: {UNDECIDED}")
+        context.couple(CouplingKind.UNKNOWN, node, f"{it} is one sample's, no sum and no mean: {UNDECIDED}")
     else:
         origin = context.index.producers.get(mark.origin) or node
         context.couple(

@@ -51,7 +51,7 @@ class Unit:
 
 @dataclass(slots=True)
 class UnitConstants:
-    """Tells constants of the loss, which may divide by the number of samples, from those of the model."""
+    """Tells constants of the loss, which may divide by the number of samples, from constants of the model."""
 
     context: CouplingContext
     factors: UniformFactors

@@ -69,7 +69,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
         writer.values[scale] = scalar(FIRST_SCALE)
     writer.states.update(mode.statistics)
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
-    # Behind a loop inference knows no shape; that of a gradient is its parameter's.
+    # Behind a loop inference knows no shape; a gradient has the shape of its parameter.
     whole.model.graph.value_info.extend(value_info(whole.gradients[name], parameters[name].type) for name in parameters)
     update = DerivedUpdate(writer, options, parameters, dict(whole.gradients))
     update.write(scale)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -63,6 +64,8 @@ KERNELS = 4.0
 that exports follow."""
 DOUBTFUL = 20.0
 """Up to this many times a limit, a difference in float32 may be rounding that training amplifies, and float64 tells."""
+BRANCHED = 12
+"""Steps in which both sides of branches may be taken."""
 SMALLER = 0.9
 """Factor of the floats of a batch from step to step."""
 
@@ -80,7 +83,8 @@ class ExportCheck:
     """The distance of an export from eager PyTorch: losses of both, the largest difference of a state as a share of its
     change, with the state's name, and the number of steps with an update (no overflow).
 
-    ``rounding``: the difference in float32, if the comparison in float64 shows rounding, or ''.
+    ``rounding``: the difference in float32, if the comparison in float64 shows rounding, or ''. ``one_sided``: lines
+    with branches: all steps took the same side.
     """
 
     losses: tuple[float, ...]
@@ -89,6 +93,7 @@ class ExportCheck:
     worst_state: str
     updates: int
     rounding: str = ""
+    one_sided: tuple[str, ...] = ()
 
 
 class _Difference(Exception):
@@ -114,29 +119,33 @@ def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
 
 def compare(
     graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
-    hyper: FedOptions,
+    hyper: FedOptions, branches: Mapping[str, str] = MappingProxyType({}),
 ) -> ExportCheck:  # fmt: skip
     """Run the exported graph, with first values, and eager PyTorch; raises UnsupportedError, naming the first different
     value.
 
     Options moved by a scheduler outside of the graph come from eager PyTorch. For different float32 values, both run
-    again in float64, without rounding differences.
+    again in float64, without rounding differences. ``branches``: conditions among the values of the graph, with their
+    lines; up to BRANCHED steps are compared until both sides are taken.
     """
+    shown = {name: graph.types[name] for name in branches if name in graph.types}
+    graph = replace(graph, outputs={**graph.outputs, **shown})
     try:
-        return _compared(graph, recipe, run_seen, options, draws, hyper)
+        return _compared(graph, recipe, run_seen, options, draws, hyper, branches)
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
-                check = _compared(graph, recipe, run_seen, options, draws, hyper, wide=True)
+                check = _compared(graph, recipe, run_seen, options, draws, hyper, branches, wide=True)
                 return replace(check, rounding=difference.what)
         raise _refusal(difference) from None
 
 
 def _compared(
     graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
-    hyper: FedOptions, *, wide: bool = False,
+    hyper: FedOptions, branches: Mapping[str, str], *, wide: bool = False,
 ) -> ExportCheck:  # fmt: skip
-    data = batches(recipe, options.check)
+    data = batches(recipe, max(options.check, BRANCHED if branches else 0))
+    sides: dict[str, set[bool]] = {name: set() for name in branches}
     generator = torch.Generator().manual_seed(options.seed + 1)
     drawn = [[draw.values(generator) for draw in draws] for _ in data]
     recorded = torch.Generator().manual_seed(options.seed)
@@ -161,6 +170,8 @@ def _compared(
     theirs: list[float] = []
     worst, drift, updates = (0.0, ""), 0.0, 0
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
+        if step >= options.check and all(len(outcomes) == 2 for outcomes in sides.values()):
+            break
         if scheduled:
             cache_feeds |= {name: eager.option(*option) for name, option in hyper.rates.items()}
         feeds = {name: array_over(value) for name, value in batch.items()} | cache_feeds | carried
@@ -169,6 +180,8 @@ def _compared(
         if wide:
             read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}
         results = program.run(read)
+        for name in branches.keys() & results.keys():
+            sides[name].add(bool(results.pop(name)))
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
@@ -201,7 +214,8 @@ def _compared(
             _check_again(EagerStates(recipe, run_seen, options, names, wide=wide), batch, numbers, eager, start, limits)
             # The rest compute in no narrow type, or by no other kernels.
             twins = [run for run, states in zip(twins, twin_states) if not _equal(states, expected)]
-    return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
+    one_sided = {branches[name]: None for name, outcomes in sides.items() if len(outcomes) < 2}
+    return ExportCheck(tuple(losses), tuple(theirs), *worst, updates, one_sided=tuple(one_sided))
 
 
 def _check_again(

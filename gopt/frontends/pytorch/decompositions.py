@@ -200,12 +200,16 @@ def greatest(x: Any, dims: Any = (), keepdim: Any = False) -> Any:
 
 
 def lerp(x: Any, end: Any, weight: Any) -> Any:
-    """As PyTorch's kernel computes it: from the nearer end."""
+    """As PyTorch's kernel computes it: from the nearer end, in float32 for narrow types."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return lerp(x.float(), end.float(), weight).to(x.dtype)
     return x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
 
 
 def lerp_by_tensor(x: Any, end: Any, weight: Any) -> Any:
     """As ``lerp``; PyTorch's own form copies strides, unknown to ONNX."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return lerp_by_tensor(x.float(), end.float(), weight.float()).to(x.dtype)
     return torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
 
 

@@ -47,8 +47,9 @@ class TensorsForNumbers(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is Tensor.item:
-            return args[0]
+        if function is Tensor.item:  # a number of Python is of float64
+            number = args[0].reshape(()) if args[0].numel() == 1 else args[0]
+            return number.double() if number.is_floating_point() else number
         if function == _SET_DATA and args[0].shape == args[1].shape and args[0].dtype is args[1].dtype:
             with torch.no_grad():  # an assignment changes the memory of a tensor, which a traced one has not
                 return args[0].detach().copy_(args[1])
@@ -123,6 +124,23 @@ class TensorMath:
         return either if callable(member) else member
 
 
+class _FloatOfTensor(type):
+    """``float``, but for tensors, which become float64 as numbers of Python are."""
+
+    def __call__(cls, value: Any = 0.0) -> Any:
+        return value.reshape(()).double() if isinstance(value, Tensor) else float(value)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, float)
+
+    def __subclasscheck__(cls, kind: Any) -> bool:
+        return issubclass(kind, float)
+
+
+class FloatOrTensor(metaclass=_FloatOfTensor):
+    """In the place of ``float`` in the code of optimizers."""
+
+
 def extreme(builtin: Any, function: Any) -> Any:
     """``min`` or ``max`` without conversion of a tensor to bool."""
 
@@ -147,9 +165,10 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> replacement in a module: `math` and the functions under any name, `max` and `min`."""
+    """Name -> replacement in a module: `math` and the functions under any name, `max`, `min` and `float`."""
     names: dict[str, Any] = {
-        "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
+        "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum),
+        "float": FloatOrTensor,
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:

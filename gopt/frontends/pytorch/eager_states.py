@@ -18,6 +18,7 @@ from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import returned
 from gopt.frontends.pytorch.randomness import ReplayedDraws
 from gopt.frontends.pytorch.states import StateForm, find_places
+from gopt.frontends.pytorch.value_trees import mapped
 
 Arrays = dict[str, np.ndarray]
 
@@ -112,5 +113,5 @@ def _widen(recipe: Recipe) -> None:
         if isinstance(module, torch.nn.Module):
             module.double()
     for optimizer in recipe.optimizers:
-        for state in optimizer.state.values():
-            state.update({key: _wide(value) for key, value in state.items() if isinstance(value, torch.Tensor)})
+        for key, state in optimizer.state.items():
+            optimizer.state[key] = mapped(state, lambda leaf: _wide(leaf) if isinstance(leaf, torch.Tensor) else leaf)

@@ -138,8 +138,8 @@ def evaluation_path(output: str | os.PathLike[str]) -> Path:
 def _agreeing(
     step: RecordedStep, name: str, advance: Callable[[str], None]
 ) -> tuple[TracedStep, onnx.ModelProto, Graph, ExportCheck | None]:
-    """The step by the first way of tracing its optimizers in agreement with eager PyTorch; raises the first way's
-    refusal if none agrees."""
+    """The step by the first way of tracing its optimizers in agreement with eager PyTorch; if none agrees, raises the
+    refusal of the first way of many paths."""
     ways, notes = step.ways(), step.notes
     refusals: list[GoptError] = []
     for way in ways:
@@ -151,7 +151,8 @@ def _agreeing(
             return traced, model, graph, _compared(step, traced, graph, advance)
         except GoptError as error:
             refusals.append(error)
-    raise refusals[0] from (refusals[-1] if len(ways) > 1 else None)
+    refusal = next(refusal for way, refusal in zip(ways, refusals) if way.paths > 1)
+    raise refusal from (refusals[-1] if len(ways) > 1 else None)
 
 
 def _compared(
@@ -166,7 +167,8 @@ def _compared(
     )
     with quiet():
         try:
-            checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper)
+            branches = {traced.copies.get(name, name): line for name, line in traced.branches.items()}
+            checked = compare(graph, step.recipe, step.seen, options, step.draws, hyper, branches)
         except RunError as error:
             raise UnsupportedError(f"the exported step cannot be run: {error.message}", *error.hints) from error
         if not checked.updates:
@@ -175,6 +177,9 @@ def _compared(
                 "compare more steps with --check N, or give a smaller scale",
             )
         step.compare_other_sizes(graph, hyper)
+    step.notes += [
+        f"{len(checked.losses)} compared steps took one side alone of the branch {line}" for line in checked.one_sided
+    ]
     return checked
 
 

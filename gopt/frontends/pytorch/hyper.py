@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +69,15 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
     return value if factor == 1 else value * factor
 
 
-def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyper:
+def hyper_inputs(
+    recipe: Recipe, options: ExportOptions, scheduled: bool, carried: Container[tuple[int, int, str]] = ()
+) -> Hyper:
     """``lr``, other options moved by the scheduler, and the options of ``--hyper`` as inputs.
 
     Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, the rate of the first
     group with a nonzero rate; if a schedule breaks this, there is ``lr.1`` too. Other different options have an input
-    for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates are those before the schedule.
-    Raises OptionError for an option no group has.
+    for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates are those before the
+    schedule. ``carried``: optimizer, group and option of states. Raises OptionError for an option no group has.
     """
     hyper = Hyper({}, [], {})
     groups = [
@@ -90,9 +92,12 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
             hint = did_you_mean(option, options_known) or f"they have {', '.join(options_known)}"
             raise OptionError(f"no parameter group has a number {show(option)} (--hyper)", hint)
         if option == LR:
-            _add_rates(hyper, group_rates(recipe, scheduled))
+            rates = group_rates(recipe, scheduled)
+            _add_rates(hyper, {key: rate for key, rate in rates.items() if (*key, LR) not in carried})
         else:
-            _add(hyper, option, [group for group in groups if option in group[2]], moved)
+            _add(hyper, option, [
+                group for group in groups if option in group[2] and (*group[:2], option) not in carried
+            ], moved)  # fmt: skip
     _add_moved(hyper, recipe, moved)
     return hyper
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,11 @@ from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchParamet
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.optimizer_runs import started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
+from gopt.frontends.pytorch.python_values import UNOWNED, Home
 from gopt.frontends.pytorch.rate_formulas import fitted
 from gopt.frontends.pytorch.rates import LR, OptionPlace, moved_options, scheduled_options
 from gopt.frontends.pytorch.states import Place, StateForm
+from gopt.frontends.pytorch.value_trees import Keys
 
 SCALE, TRACKER = "loss_scale", "loss_scale.growth_tracker"
 _STEPS = 3
@@ -56,14 +59,16 @@ def _optimizer(
     index: int, optimizer: torch.optim.Optimizer, cells: Sequence[Place], names: Mapping[int, str],
     rates: Sequence[Mapping[OptionPlace, float]], flag: str,
 ) -> TorchOptimizer:  # fmt: skip
-    slots: dict[str | int | None, dict[str, Place]] = {}
+    slots: dict[Home, dict[Keys, Place]] = {}
     for cell in cells:
-        if cell.kind is StateForm.OPTIMIZER and cell.owner == index and cell.slot is not None:
-            slots.setdefault(cell.slot[0], {})[cell.slot[1]] = cell
+        if cell.kind is StateForm.OPTIMIZER and cell.owner == index:
+            for home, keys in cell.slots:
+                slots.setdefault(home, {})[keys] = cell
     groups = []
     for number, group in enumerate(optimizer.param_groups):
-        counters = {key: state.name for key, state in slots.get(number, {}).items()}
-        options = {key: plain(value) for key, value in group.items() if key != "params" and key not in counters}
+        states = _trees(slots.get(number, {}))
+        counters = {key: tree["number"] for key, tree in states.items() if isinstance(tree, dict) and "number" in tree}
+        options = {key: plain(value) for key, value in group.items() if key != "params" and key not in states}
         options_now = [option for option in (rates[0] if rates else ()) if option[:2] == (index, number)]
         fits = {option: fitted([step[option] for step in rates]) for option in options_now}
         moved = {
@@ -77,21 +82,24 @@ def _optimizer(
                 parameters=parameters,
                 options=plain_options,
                 counters=counters or None,
+                states={key: tree for key, tree in states.items() if key not in counters} or None,
                 rate=fits.get((index, number, LR, None)),
                 moved=moved or None,
             )
         )
-    return TorchOptimizer(name=type(optimizer).__name__, groups=tuple(groups), started=flag)
+    unowned = _trees(slots.get(UNOWNED, {})) or None
+    return TorchOptimizer(name=type(optimizer).__name__, groups=tuple(groups), started=flag, unowned=unowned)
 
 
 def _parameter(
-    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, slots: Mapping[Any, Mapping[str, Place]]
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str, slots: Mapping[Home, Mapping[Keys, Place]]
 ) -> TorchParameter:
-    slot = slots.get(name, {})
-    plain_others = {
+    slot = {str(keys[0]): cell for keys, cell in slots.get(name, {}).items() if len(keys) == 1}
+    nested = _trees({keys: cell for keys, cell in slots.get(name, {}).items() if len(keys) > 1})
+    plain_others = nested | {
         key: plain_value
         for key, value in optimizer.state.get(parameter, {}).items()
-        if key not in slot and (plain_value := plain(value)) is not LOST
+        if key not in slot and key not in nested and (plain_value := plain(value)) is not LOST
     }
     return TorchParameter(
         name=name, states={key: cell.name for key, cell in slot.items()},
@@ -103,8 +111,27 @@ LOST: Any = object()
 """Stands for a value that JSON cannot hold."""
 
 
-def plain(value: Any) -> Any:
-    """An option as JSON has it: a tuple as ``{"tuple": [...]}``, a tensor of a single element as a number; or LOST."""
+def _trees(cells: Mapping[Keys, Place]) -> dict[str, Any]:
+    """By outermost key, the plain form of a value, with the names of states; values without a form in JSON are left
+    out."""
+    trees = {}
+    for keys, cell in cells.items():
+        tree = plain(cell.container if len(keys) > 1 else cell.value, cells, keys[:1])
+        if tree is not LOST:
+            trees[str(keys[0])] = tree
+    return trees
+
+
+def plain(value: Any, states: Mapping[Keys, Place] | None = None, keys: Keys = ()) -> Any:
+    """An option as JSON has it: a tuple as ``{"tuple": [...]}``, a tensor of a single element as a number; or LOST.
+
+    ``states``: places by their keys; ``keys``: of the value. A state is ``{"state": name}``, or ``{"number": name}``; a
+    dict is ``{"dict": [[key, value], ...]}``."""
+    if states is not None and keys in states:
+        return {"number" if states[keys].number else "state": states[keys].name}
+    if states is not None and type(value) in (dict, OrderedDict):
+        pairs = [[plain(key), plain(inner, states, (*keys, key))] for key, inner in value.items()]
+        return LOST if any(part is LOST for pair in pairs for part in pair) else {"dict": pairs}
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
     if value is None or isinstance(value, bool | str | int):
@@ -112,7 +139,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else LOST
     if isinstance(value, list | tuple):
-        inner = [plain(part) for part in value]
+        inner = [plain(part, states, (*keys, position)) for position, part in enumerate(value)]
         whole = inner if isinstance(value, list) else {"tuple": inner}
         return LOST if any(part is LOST for part in inner) else whole
     return LOST

@@ -15,24 +15,32 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.value_trees import Keys, is_value
 from gopt.text.sanitize import show
 
 Path = tuple[str, ...]
 _OF_TORCH = {"defaults", "state", "param_groups", "_opt_called", "_zero_grad_profile_name"}
+Home = str | int | None
+"""Where an optimizer keeps a value: the state of a parameter by its name, a group by its number, UNOWNED, or None for
+attributes."""
+UNOWNED = -1
+"""Home of states that belong to no parameter, such as ``optimizer.state['k']``."""
+TRACED = "a value of the graph"
+"""Stands for a traced tensor."""
 _ABSENT = "absent"
 _DEPTH = 50
 
 
-def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Path, Any]:
+def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str], traced: bool = False) -> dict[Path, Any]:
     """Path -> value, tensors copied, without parameters and states: tensors and numbers in the state of a parameter.
-    ``names``: id of a parameter -> name. The length represents a container."""
+    ``names``: id of a parameter -> name. The length represents a container; with ``traced`` TRACED a traced tensor."""
     values_at: dict[Path, Any] = {}
-    walk = _OfOptimizers(names)
-    for key, value in vars(optimizer).items():
-        if key not in _OF_TORCH and "hook" not in key:
-            values_at.update(walk.values((f"attribute {key}",), value))
+    walk = _OfTrace(names) if traced else _OfOptimizers(names)
+    for key, value in own_attributes(optimizer).items():
+        values_at.update(walk.values((f"attribute {key}",), value))
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key != "params":
@@ -46,29 +54,39 @@ def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) ->
     return values_at
 
 
+def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The attributes of an optimizer other than torch's own."""
+    return {key: value for key, value in vars(optimizer).items() if key not in _OF_TORCH and "hook" not in key}
+
+
+def path_of(home: Home, keys: Keys) -> Path:
+    """The path of a value in ``python_values``."""
+    first, *rest = map(str, keys)
+    if home is None:
+        return f"attribute {first}", *rest
+    if home == UNOWNED:
+        return f"state {first}", *rest
+    return f"{'state' if isinstance(home, str) else 'group'} {home}", first, *rest
+
+
 def changed(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> Iterator[tuple[Path, Any, Any]]:
     """Yield the paths whose values differ, with both values."""
     for path in dict.fromkeys((*before, *after)):
         old, new = before.get(path, _ABSENT), after.get(path, _ABSENT)
-        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-            equal = old.shape == new.shape and torch.equal(old, new)
-        else:
-            equal = type(old) is type(new) and (old == new or old != old)
-        if not equal:
+        if not equal(old, new):
             yield path, old, new
+
+
+def equal(old: Any, new: Any) -> bool:
+    """Return whether two values are the same: tensors of equal elements, values of a type."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return old.shape == new.shape and torch.equal(old, new)
+    return type(old) is type(new) and bool(old == new or old != old)
 
 
 def said(path: Path) -> str:
     """Return a path in words."""
     return ", ".join(path)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_value(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or is_number(value)
 
 
 class Walk:
@@ -154,6 +172,14 @@ class _OfOptimizers(Walk):
 
     def key(self, key: Any) -> str:
         return self._names.get(id(key), str(key))
+
+
+class _OfTrace(_OfOptimizers):
+    """Traced tensors have no values, and other tensors are known by their version."""
+
+    def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
+        if id(value) not in self._names:
+            yield path, TRACED if isinstance(value, FunctionalTensor) else value._version
 
 
 def members(value: Any) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gopt.frontends.pytorch.factory import Recipe
-from gopt.frontends.pytorch.python_values import is_number
+from gopt.frontends.pytorch.value_trees import is_number, leaves
 
 HORIZON = 3000
 """Steps of a schedule that are looked at."""
@@ -81,7 +81,7 @@ def scheduled_options(
     steps if the schedule ends."""
     # Tensors are shared, not copied: a scheduler moves the options of groups alone.
     tensors = [x for optimizer in recipe.optimizers for group in optimizer.param_groups for x in group["params"]]
-    tensors += [x for optimizer in recipe.optimizers for state in optimizer.state.values() for x in state.values()]
+    tensors += [x for one in recipe.optimizers for state in one.state.values() for _, x in leaves(state)]
     shared = {id(x): x for x in tensors if isinstance(x, torch.Tensor)}
     optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler), shared)
     series: list[dict[OptionPlace, float]] = []

@@ -6,7 +6,7 @@ import contextlib
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -42,17 +42,23 @@ def assumptions() -> Iterator[dict[str, None]]:
 
 
 @contextlib.contextmanager
-def no_reads(reader: str, constants: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+def no_reads(
+    reader: str, constants: Sequence[torch.Tensor] = (), decide: Callable[[Any, str], bool] | None = None
+) -> Iterator[None]:
     """Raise UnsupportedError for code reading a value of the graph: the answer of a step would hold for all steps.
     Values computed from ``constants``, or from nothing, may be read. Code that only raises an error is an assumption.
-    ``reader``: names the code in the message."""
+    ``reader``: names the code in the message. ``decide``: the side of a branch, by value and line."""
     with contextlib.ExitStack() as stack:
         for name, what in READS.items():
-            stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what, constants)))
+            stack.enter_context(
+                mock.patch.object(FunctionalTensor, name, _reader(reader, name, what, constants, decide))
+            )
         yield
 
 
-def _reader(reader: str, name: str, what: str, constants: Sequence[torch.Tensor]) -> Any:
+def _reader(
+    reader: str, name: str, what: str, constants: Sequence[torch.Tensor], decide: Callable[[Any, str], bool] | None
+) -> Any:
     def read(value: FunctionalTensor) -> Any:
         inner: Any = from_fun(value)
         mode = get_proxy_mode()
@@ -64,6 +70,8 @@ def _reader(reader: str, name: str, what: str, constants: Sequence[torch.Tensor]
         if constant is None and _checks(sys._getframe(1), inner):
             _assumed[-1][user_line()] = None
             constant = inner
+        if constant is None and decide is not None and name == "__bool__" and slot is not None:
+            return decide(value, user_line())
         if constant is None:
             raise UnsupportedError(
                 f"{reader} {what} a value that the graph computes, {user_line()}",

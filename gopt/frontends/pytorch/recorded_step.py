@@ -16,6 +16,7 @@ from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.functional_step import LOSS, UPDATED, add_roles
 from gopt.frontends.pytorch.autocasts import no_foreign_autocast
 from gopt.frontends.pytorch.batch_sizes import join_sizes, pairs_of_sizes
+from gopt.frontends.pytorch.branches import PATHS
 from gopt.frontends.pytorch.check import FedOptions, compare
 from gopt.frontends.pytorch.convert import (
     quiet,
@@ -29,7 +30,7 @@ from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.onnx_forms import FormlessError
-from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
+from gopt.frontends.pytorch.optimizer_runs import LateStates, OptimizerTracing, chooses_lists
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
 from gopt.frontends.pytorch.rates import LR
@@ -76,8 +77,10 @@ class RecordedStep:
         generator = torch.Generator().manual_seed(self.options.seed)
         with quiet():
             apart = first_steps_apart(self.recipe, self.seen, [draw.values(generator) for draw in self.draws])
-        lists = any(map(chooses_lists, self.recipe.optimizers))
-        return [OptimizerTracing(apart), *([OptimizerTracing(apart, lists=True)] if lists else [])]
+        if not any(map(chooses_lists, self.recipe.optimizers)):
+            return [OptimizerTracing(apart)]
+        # The work on lists may have no branches, where that on single tensors has one for each.
+        return [OptimizerTracing(apart, lists, paths) for paths in (1, PATHS) for lists in (False, True)]
 
     @classmethod
     def of(cls, recipe: Recipe, options: ExportOptions) -> RecordedStep:
@@ -195,12 +198,19 @@ class RecordedStep:
 
     def trace(self) -> TracedStep:
         """The step as a graph; raises UnsupportedError for untraceable code."""
+        try:
+            return self._traced()
+        except LateStates as late:
+            self.seen.add_late(self.recipe, late.optimizer, late.spots)
+            return self.trace()
+
+    def _traced(self) -> TracedStep:
         cells = find_places(self.recipe, self.seen)
         self.parameters = sum(cell.kind.value == "parameter" for cell in cells)
         try:
             with quiet():
                 return trace(self.recipe, self.options, cells, self.seen, self.draws, self.scheduled, self.way)
-        except GoptError:
+        except (GoptError, LateStates):
             raise
         except Exception as error:
             if isinstance(error.__cause__, GoptError):

@@ -14,7 +14,7 @@ import torch
 
 from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
 from gopt.errors import InputError
-from gopt.frontends.pytorch.state_file import group_options
+from gopt.frontends.pytorch.state_file import group_options, states_in
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.external_data import naming, regular_size
 from gopt.ir.tensor import Tensor
@@ -102,7 +102,11 @@ class SavedValues:
             for group, options in zip(optimizer.groups, groups):
                 self.compare(group, options, content.get("step"))
                 for key, name in (group.counters or {}).items():
-                    values[name] = self.value(name, options.get(key))
+                    values[name] = self.value(name, _item(options.get(key)))
+                values |= self._in_trees(group.states, options if states or not optimizer.started else None)
+            values |= self._in_trees(
+                optimizer.unowned, state_dict["state"] if states or not optimizer.started else None
+            )
         values |= self._scalars(content)
         if record.averages is None:
             averages = {}
@@ -143,9 +147,22 @@ class SavedValues:
                     raise InputError(f"the optimizer has no {show(key)} of {show(parameter.name)}", _OTHER)
                 else:  # no state is a state of zeros
                     yield name, _zeros(self._types[name])
+            yield from self._in_trees(parameter.others, entry, zeros=not entry)
             known_keys = {*parameter.states, *(parameter.others or {})}
             rest = {key: value for key, value in entry.items() if key not in known_keys}
             yield from self.tensors(f"optimizer.state.{parameter.name}", rest)
+
+    def _in_trees(
+        self, trees: Mapping[str, Any] | None, content: Mapping[Any, Any] | None, *, zeros: bool = False
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The values of states in containers, with ``zeros`` for lost values; none without content."""
+        if content is None:
+            return
+        for key, tree in (trees or {}).items():
+            for name, value in states_in(tree, content.get(key)):
+                if value is None and not zeros:
+                    raise InputError(f"the optimizer has no {show(name)} in {show(key)}", _OTHER)
+                yield name, _zeros(self._types[name]) if value is None else self.value(name, value)
 
     def compare(self, group: TorchGroup, options: Mapping[str, Any], step: Any = None) -> None:
         """Note the options of a group unlike the step's. ``step``: as for ``of_optimizer``; without a number, options

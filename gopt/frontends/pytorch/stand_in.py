@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.value_trees import leaves
 
 _LARGEST = 4
 """Elements along each dimension."""
@@ -40,7 +41,7 @@ def stand_in(recipe: Recipe) -> Recipe:
     memo: dict[int, object] = {id(old): new for old, new in zip(parameters, small)}
     for optimizer in recipe.optimizers:
         for state in optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
+            for _, value in leaves(state):
                 if isinstance(value, FakeTensor):
                     memo[id(value)] = torch.zeros(_small(value), dtype=value.dtype)
     copied = copy.deepcopy(recipe, memo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gopt.documents.torch_record import TorchGroup, TorchOptimizer, TorchRecord
 from gopt.errors import InputError, OptionError
 from gopt.frontends.pytorch.module_record import scheduler_state
 from gopt.frontends.pytorch.tracing import BACKOFF, EPOCH, GROWTH, INTERVAL
+from gopt.frontends.pytorch.value_trees import find
 from gopt.ir.tensor import Tensor
 from gopt.offline.state_values import StateDict, StepValues, new_file, put_new
 from gopt.runtime.pytorch.tensors import tensor_over
@@ -124,18 +125,20 @@ def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step:
     start = 0
     for group in record.groups:
         for number, parameter in enumerate(group.parameters, start):
-            if parameter.states and not fresh:
+            if (parameter.states or parameter.others) and not fresh:
                 table = {key: values[name] for key, name in parameter.states.items()}
                 table |= {key: _number(table[key]) for key in parameter.numbers}
-                states[number] = {
-                    **table,
-                    **{key: _value(entry) for key, entry in (parameter.others or {}).items()},
-                }
+                states[number] = table | _filled(parameter.others, values)
         numbers = list(range(start, start + len(group.parameters)))
         counters = {key: _number(values[name]) for key, name in (group.counters or {}).items()}
-        groups.append({**group_options(group, step), **counters, "params": numbers})
+        carried = counters | _filled(None if fresh else group.states, values)
+        groups.append({**group_options(group, step), **carried, "params": numbers})
         start += len(numbers)
-    return {"state": states, "param_groups": groups}
+    return {"state": states | ({} if fresh else _filled(record.unowned, values)), "param_groups": groups}
+
+
+def _filled(trees: Mapping[str, Any] | None, values: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
+    return {key: _value(tree, values) for key, tree in (trees or {}).items()}
 
 
 def group_options(group: TorchGroup, step: int) -> dict[str, Any]:
@@ -152,11 +155,16 @@ def group_options(group: TorchGroup, step: int) -> dict[str, Any]:
     return options
 
 
-def _value(plain_value: Any) -> Any:
-    """An option for PyTorch, from the form in JSON."""
+def _value(plain_value: Any, values: Mapping[str, torch.Tensor] | None = None) -> Any:
+    """An option for PyTorch, from the form in JSON; ``values``: of states."""
+    if isinstance(plain_value, Mapping) and "dict" in plain_value:
+        return {_value(key): _value(inner, values) for key, inner in plain_value["dict"]}
+    if isinstance(plain_value, Mapping) and "tuple" in plain_value:
+        return tuple(_value(part, values) for part in plain_value["tuple"])
     if isinstance(plain_value, Mapping):
-        return tuple(map(_value, plain_value["tuple"]))
-    return [_value(part) for part in plain_value] if isinstance(plain_value, list) else plain_value
+        assert values is not None
+        return _number(values[plain_value["number"]]) if "number" in plain_value else values[plain_value["state"]]
+    return [_value(part, values) for part in plain_value] if isinstance(plain_value, list) else plain_value
 
 
 def _number(value: torch.Tensor) -> int | float:
@@ -164,8 +172,22 @@ def _number(value: torch.Tensor) -> int | float:
     return int(number) if number.is_integer() else number
 
 
+def states_in(tree: Any, content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names of states in a plain form, with the saved values, or None."""
+    if isinstance(tree, list):
+        tree = {"tuple": tree}
+    if not isinstance(tree, Mapping):
+        return
+    for kind in tree.keys() & {"state", "number"}:
+        yield tree[kind], content
+    for key, inner in tree.get("dict", ()):
+        yield from states_in(inner, find(content, (_value(key),)))
+    for position, inner in enumerate(tree.get("tuple", ())):
+        yield from states_in(inner, find(content, (position,)))
+
+
 def _tensors(content: Any) -> Sequence[torch.Tensor]:
     if isinstance(content, torch.Tensor):
         return [content]
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
     return [tensor for part in parts for tensor in _tensors(part)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,8 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.errors import UnsupportedError
+from gopt.frontends.pytorch.carried_values import Spot, home_table
 from gopt.frontends.pytorch.eager_steps import EagerSteps, parameter_names, tensors_of
 from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.python_values import UNOWNED
+from gopt.frontends.pytorch.value_trees import dotted, find, mapped, put
 
 
 class StateForm(Enum):
@@ -33,8 +37,9 @@ class Place:
     ``value``: before the first step. ``read`` gives None before the optimizer has stored the tensor, and ``write`` of
     None removes it. ``owner``: index of the updating optimizer, None for buffers and constants. ``number``: whether a
     Python number. ``is_scalar``: whether eager code takes ``item()``, such as of a count, and computes in float64,
-    where ``1 - 0.999 ** count`` keeps its digits. ``slot``: for a state or counter of an optimizer, the parameter's
-    name or the group, and the key.
+    where ``1 - 0.999 ** count`` keeps its digits. ``slots``: for a state of an optimizer, home and keys,
+    several for a tensor in several containers. ``aliases``: read all slots but the first. ``container``: the outermost
+    container with the state, behind the first step.
     """
 
     name: str
@@ -45,7 +50,9 @@ class Place:
     owner: int | None = None
     number: bool = False
     is_scalar: bool = False
-    slot: tuple[str | int | None, str] | None = None
+    slots: tuple[Spot, ...] = ()
+    aliases: tuple[Callable[[], torch.Tensor | None], ...] = ()
+    container: Any = None
 
     def store(self) -> None:
         """Write the value before the first step, as a number if it is a number."""
@@ -78,14 +85,7 @@ def find_places(recipe: Recipe, eager: EagerSteps) -> list[Place]:
                 owner = owners.get(id(parameter))
                 if owner is not None:
                     cells += _states_of(optimizer, index, parameter, owner, eager)
-        for number, group in enumerate(optimizer.param_groups):
-            counters = eager.counters.get((index, number), {})
-            prefix = f"optimizer{index}.group{number}"
-            cells += [
-                _counter(f"{prefix}.{key}", index, group, (number, key), value) for key, value in counters.items()
-            ]
-        for key, value in eager.counters.get((index, None), {}).items():
-            cells.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), (None, key), value))
+        cells += _carried(optimizer, index, eager)
     for spots in tensors_of(recipe.whole, "_buffers").values():
         table, key, name = spots[0]
         cells.append(_module_place(name, _kind(spots, eager), table[key], spots))
@@ -139,23 +139,17 @@ def _states_of(
     """Places in the state of a parameter; its dict stays the same object when the parameter is swapped."""
     states = optimizer.state[parameter]
     for key, start in eager.states.get((index, owner.name), {}).items():
-        value = _tensor(start).clone()
-
-        def write(new: torch.Tensor | None, key: str = key) -> None:
-            if new is None:
-                states.pop(key, None)
-            else:
-                states[key] = new
-
-        def read(key: str = key) -> torch.Tensor | None:
-            return _tensor(states[key]) if key in states else None
-
         number = not isinstance(start, torch.Tensor)
-        scalar = not value.dim() and value.dtype is torch.float32
+        state = _optimizer_place(f"{owner.name}.{key}", index, lambda: states, (owner.name, (key,)), start, number)
+        scalar = not state.value.dim() and state.value.dtype is torch.float32
         if not isinstance(start, FakeTensor):  # of those it is not known what code reads
             scalar = scalar and (index, owner.name, key) in eager.read
-        name, slot = f"{owner.name}.{key}", (owner.name, key)
-        yield Place(name, StateForm.OPTIMIZER, value, write, read, index, number, scalar, slot)
+        state.is_scalar = scalar
+        yield state
+    containers = eager.others.get((index, owner.name), {})
+    for keys, start in eager.nested.get((index, owner.name), {}).items():
+        name, number = f"{owner.name}.{dotted(keys)}", not isinstance(start, torch.Tensor)
+        yield _optimizer_place(name, index, lambda: states, (owner.name, keys), start, number, containers[str(keys[0])])
 
 
 def store_others(recipe: Recipe, eager: EagerSteps) -> None:
@@ -168,21 +162,59 @@ def store_others(recipe: Recipe, eager: EagerSteps) -> None:
                     optimizer.state[parameter].setdefault(key, copy.copy(value))
 
 
-def _counter(name: str, index: int, table: dict[str, Any], slot: tuple[int | None, str], start: float) -> Place:
-    """The place of a number in a group, or in the attributes of an optimizer. None means no number yet."""
-    key = slot[1]
-    unset = key in table and table[key] is None
+def _carried(optimizer: torch.optim.Optimizer, index: int, eager: EagerSteps) -> Iterator[Place]:
+    """Places in groups and attributes of an optimizer, and in its states of no parameter."""
+    for carried in eager.carried.get(index, ()):
+        cells = []
+        for home, keys in carried.spots:
+            label = f"optimizer{index}." + (f"group{home}." if home not in (None, UNOWNED) else "")
+            container = eager.containers[index, home, keys[0]] if len(keys) > 1 else None
+            table = functools.partial(home_table, optimizer, home)
+            cells.append(
+                _optimizer_place(
+                    label + dotted(keys), index, table, (home, keys), carried.start, carried.number, container
+                )
+            )
+        cell, *aliases = cells
+        if aliases:
+            _write_all(cell, [alias.write for alias in cells])
+            cell.aliases, cell.slots = tuple(alias.read for alias in aliases), carried.spots
+        yield cell
+
+
+def _write_all(cell: Place, writes: Sequence[Callable[[Any], None]]) -> None:
+    def write(new: Any) -> None:
+        for write_slot in writes:
+            write_slot(new)
+
+    cell.write = write
+
+
+def _optimizer_place(
+    name: str, index: int, table: Callable[[], dict[Any, Any]], slot: Spot, start: Any, number: bool,
+    container: Any = None,
+) -> Place:  # fmt: skip
+    """A place of an optimizer, below a dict. Without a value it is missing, or as None as it is now."""
+    keys = slot[1]
+    unset = keys[0] in table() and table()[keys[0]] is None
 
     def write(new: Any) -> None:
-        if new is None and not unset:
-            table.pop(key, None)
+        outer = table()
+        if new is not None:
+            if len(keys) > 1 and find(outer, keys[:-1]) is None:
+                outer[keys[0]] = mapped(container)
+            put(outer, keys, new)
+        elif unset:
+            outer[keys[0]] = None
         else:
-            table[key] = new
+            outer.pop(keys[0], None)
 
     def read() -> torch.Tensor | None:
-        return None if table.get(key) is None else _tensor(table[key])
+        value = find(table(), keys)
+        return None if value is None else _tensor(value)
 
-    return Place(name, StateForm.OPTIMIZER, _tensor(start), write, read, index, True, slot=slot)
+    value = _tensor(start).clone()
+    return Place(name, StateForm.OPTIMIZER, value, write, read, index, number, slots=(slot,), container=container)
 
 
 def _tensor(value: Any) -> torch.Tensor:

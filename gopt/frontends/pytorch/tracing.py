@@ -7,8 +7,7 @@ and optimizer states are replaced by traced tensors before the run and read back
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +24,8 @@ from gopt.documents.default_values import DefaultValue
 from gopt.documents.torch_record import NO_RECORD, TorchRecord
 from gopt.errors import InputError
 from gopt.frontends.functional_step import LOSS, UPDATED
+from gopt.frontends.pytorch.branches import Branches
+from gopt.frontends.pytorch.choices import with_choices_below
 from gopt.frontends.pytorch.copies import copy_tensor_hooks, rebind_hooks, rebound
 from gopt.frontends.pytorch.decompositions import table
 from gopt.frontends.pytorch.eager import autocast, clip
@@ -44,6 +45,7 @@ from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Place, StateForm
 from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
+from gopt.frontends.pytorch.value_trees import fresh
 from gopt.text.sanitize import show
 
 EPOCH = "scheduler.step"
@@ -83,6 +85,9 @@ class TracedStep:
     copies: dict[str, str] = field(default_factory=dict)
     """Hidden results that are inputs or outputs of the step, with the names of those."""
 
+    branches: dict[str, str] = field(default_factory=dict)
+    """Hidden results that are conditions of branches, with their lines of code."""
+
     @property
     def arguments(self) -> dict[str, torch.Tensor]:
         """All inputs of the graph in order."""
@@ -108,7 +113,7 @@ def trace(
     scheduled: bool, way: OptimizerTracing,
 ) -> TracedStep:  # fmt: skip
     """Trace a step. ``scheduled``: whether the graph computes the scheduler's rate."""
-    hyper = hyper_inputs(recipe, options, scheduled)
+    hyper = hyper_inputs(recipe, options, scheduled, _options_of(cells))
     extra = _extra_states(options, cells, recipe.scheduler if scheduled else None, way)
     generator = torch.Generator().manual_seed(options.seed)
     drawn = dict(zip(draw_names(len(draws)), (draw.values(generator) for draw in draws)))
@@ -123,28 +128,38 @@ def trace(
 
     fixed: set[str] = set()
     module_values: list[ModuleValues] = []
+    lines: dict[str, str] = {}
     numbers = {name: float(value) for name, value in hyper.values.items()}
     absent = {cell.name for cell in carried if cell.read() is None}
 
     def run(*flat: Any) -> list[Any]:
         with exportable():
             values = dict(zip(names, (to_fun(value) for value in flat)))
+            branches = Branches(way.paths)
             examples = {id(values[name]): (name, number) for name, number in numbers.items()}
             with (
                 readable(examples, fixed, recipe.optimizers),
-                ReplayedDraws([values[name] for name in drawn], draws),
+                ReplayedDraws([values[name] for name in drawn], draws) as replayed,
                 returned(recipe, options, names) as own_values,
             ):
                 with swapped(recipe, [*carried, *constant], values, hyper, scheduled, way):
-                    loss, new = _step(recipe, options, [*carried, *constant], eager, way, absent, values)
+                    loss, new = _step(
+                        recipe, options, [*carried, *constant], eager, way, absent, values, branches, replayed
+                    )
                 if scheduled:
                     new[EPOCH] = values[EPOCH] + 1
             module_values[:] = [own_values]
+            lines.update(
+                {f"branch.{number}": branch.line for number, branch in enumerate(branches.conditions.values())}
+            )
             outputs = [*(new[name] for name in states), *own_values.outputs.values(), *own_values.hidden.values()]
+            outputs += [branch.value for branch in branches.conditions.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
     with assumptions() as assumed:
         graph = graph_of_code(run, arguments, constants, options, eager)
+    if lines:
+        graph = with_choices_below(graph)
     return TracedStep(
         graph, dict(recipe.batch), drawn, hyper.values, states, constants, list(module_values[0].outputs),
         default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
@@ -152,8 +167,14 @@ def trace(
             torch_record(recipe, options, cells, way.apart),
             outputs=tuple(module_values[0].of_module), inputs=module_values[0].arguments or None,
         ),
-        list(module_values[0].hidden),
+        [*module_values[0].hidden, *lines], branches=lines,
     )  # fmt: skip
+
+
+def _options_of(cells: Iterable[Place]) -> set[tuple[int, int, str]]:
+    """Options of groups that are states: optimizer, group and option."""
+    slots = [(cell.owner, *slot) for cell in cells if cell.owner is not None for slot in cell.slots]
+    return {(owner, home, str(keys[0])) for owner, home, keys in slots if isinstance(home, int)}
 
 
 @contextlib.contextmanager
@@ -194,7 +215,7 @@ def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
 
 def _step(
     recipe: Recipe, options: ExportOptions, cells: Sequence[Place], eager: EagerSteps, way: OptimizerTracing,
-    absent: set[str], values: Mapping[str, torch.Tensor],
+    absent: set[str], values: Mapping[str, torch.Tensor], branches: Branches, draws: ReplayedDraws,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
     old = {cell.name: values[cell.name].clone() for cell in cells if cell.owner is not None and options.scales_loss}
@@ -206,7 +227,7 @@ def _step(
         (loss if scale is None else loss * scale).backward()
     overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
     clip(recipe, options)
-    new = run_optimizers(recipe, cells, eager, way, absent, values)
+    new = run_optimizers(recipe, cells, eager, way, absent, values, branches, draws)
     for state in cells:
         if state.name in old and state.owner is not None:
             new[state.name] = torch.where(overflowed[state.owner], old[state.name].detach(), new[state.name])
@@ -247,9 +268,6 @@ def _new_scale(scale: torch.Tensor, tracker: torch.Tensor, overflowed: torch.Ten
     }
 
 
-_CONTAINERS = (dict, list, set, deque)
-
-
 @contextlib.contextmanager
 def swapped(
     recipe: Recipe, cells: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper, scheduled: bool,
@@ -268,12 +286,17 @@ def swapped(
     ]
     for optimizer in recipe.optimizers:  # what the trace stores in its containers is not a part of the user's
         attributes_of = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
-        vars(optimizer).update(
-            {key: copy.copy(value) for key, value in attributes_of.items() if isinstance(value, _CONTAINERS)}
-        )
-    entries_of = [
-        (state, dict(state)) for one in recipe.optimizers for state in one.state.values() if isinstance(state, dict)
+        vars(optimizer).update({key: fresh(value) for key, value in attributes_of.items()})
+    tables = [
+        entries
+        for one in recipe.optimizers
+        for entries in (*(state for state in one.state.values() if isinstance(state, dict)), one.state)
     ]
+    entries_of: list[tuple[dict[Any, Any], dict[Any, Any]]] = [(entries, dict(entries)) for entries in tables]
+    for entries in (*tables, *(group for one in recipe.optimizers for group in one.param_groups)):
+        entries.update({
+            key: fresh(value) for key, value in entries.items() if key != "params" and isinstance(key, str)
+        })  # fmt: skip
     kinds = [hooks for module in recipe.whole.modules() for key, hooks in vars(module).items() if "hook" in key]
     entries_of += [
         (hooks, dict(hooks)) for hooks in kinds if isinstance(hooks, dict)
@@ -304,7 +327,10 @@ def swapped(
         if vars(optimizer).get("foreach", False) is not False:
             vars(optimizer)["foreach"] = False
     for index, (optimizer, state, groups) in enumerate(optimizers):
-        optimizer.state = defaultdict(dict, {replaced[id(p)]: s for p, s in state.items() if id(p) in replaced})
+        swapped_keys = {key: replaced.get(id(key)) if isinstance(key, torch.Tensor) else key for key in state}
+        optimizer.state = defaultdict(
+            dict, {swapped_keys[key]: inner for key, inner in state.items() if swapped_keys[key] is not None}
+        )
         for position, (group, before) in enumerate(zip(optimizer.param_groups, groups)):
             group["params"] = [replaced.get(id(parameter), parameter) for parameter in before["params"]]
             hyper.apply(group, index, position, settings)

@@ -11,7 +11,7 @@ _PREFIX = "startup/"
 
 
 def startup_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto | None:
-    """A model without inputs, with an output for each entry of ``initialization_binding``; None where there is none.
+    """A model without inputs, with an output for each entry of ``initialization_binding``; None without entries.
 
     An output has the name of the initializer it sets. It is made by an Identity, and read by no node.
     ``check_initialization`` has passed.

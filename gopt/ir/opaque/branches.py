@@ -1,7 +1,7 @@
 """Write out an If around an update: both branches run, and Where chooses by the condition.
 
 A gate closed by a finite check is often written so: one branch updates, the other returns old values. With Where, the
-update can be cut like any other. Where computes nothing, so values equal those of the If to the bit. A branch with an
+update can be cut like any other. Where computes nothing, so values equal the If's to the bit. A branch with an
 operator that may fail on values excluded by the condition stays in the If.
 """
 

@@ -184,7 +184,7 @@ class OperatorSchema:
         return isinstance(self.attributes.get(name), int)
 
     def _fits(self, name: str, value: object) -> bool:
-        """Return whether an attribute's type is that of the default; without a default, a number is expected, but for
+        """Return whether an attribute has the default's type; without a default, a number is expected, but for
         ``mode``."""
         if name == "mode":
             return isinstance(value, str)

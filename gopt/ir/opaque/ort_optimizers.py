@@ -92,7 +92,7 @@ def _flag(b: BodyBuilder, like: str) -> None:
 
 
 def adamw(b: BodyBuilder) -> None:
-    """AdamWOptimizer. The count is that of this update, from 1. Mode 0: decay first, both moments corrected. Mode 1:
+    """AdamWOptimizer. The count is this update's, from 1. Mode 0: decay first, both moments corrected. Mode 1:
     the rate is corrected, decay last and by the plain rate."""
     weight, gradient = b.full("weight"), b.full("gradient")
     mean = average(b, b.full("moment_1"), gradient, "alpha")

@@ -14,7 +14,7 @@ from gopt.ir.opaque.optimizer_math import (
 
 
 def _regularized(b: BodyBuilder) -> str:
-    """The gradient with that of ½ · norm_coefficient · ‖weight‖² added."""
+    """The gradient plus the gradient of ½ · norm_coefficient · ‖weight‖²."""
     return b.op("Add", b.op("Mul", b.attribute_value("norm_coefficient"), b.full("weight")), b.full("gradient"))
 
 

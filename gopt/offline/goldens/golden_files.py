@@ -40,7 +40,7 @@ class CaseTable:
     options: tuple[str, ...]
     """The options of the command stand here as they are typed, one word an item."""
     keep: Sections | None = field(default=None, metadata=OPTIONAL)
-    """The golden of the case has these sections instead of those of the top."""
+    """The golden of the case has these sections instead of the sections at the top."""
 
 
 @dataclass(frozen=True, slots=True)

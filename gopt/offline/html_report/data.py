@@ -37,7 +37,7 @@ def report_page(
 ) -> ReportPage:
     """Return the record of the page of an output folder.
 
-    ``trace``: a file of ``gopt run --trace``; without a trace the timeline is that of the plan. ``verification``:
+    ``trace``: a file of ``gopt run --trace``; without a trace the timeline is the plan's. ``verification``:
     output of ``gopt verify --json``, or the record.
 
     Raises InputError for a broken or foreign folder or file, OptionError for a schedule that cannot run."""

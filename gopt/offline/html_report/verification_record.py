@@ -18,15 +18,15 @@ class ComparedValue(Open):
     """A comparison."""
 
     name: str
-    """The name is that of the value."""
+    """The name is the value's."""
     kind: str = field(default="", metadata=OPTIONAL)
     """The kind is the kind of a state, or what else was compared."""
     variant: str = field(default="", metadata=OPTIONAL)
     """The variant is the name of the run."""
     rank: int | None = field(default=None, metadata=NULLABLE)
-    """The value is that of this rank."""
+    """The value belongs to this rank."""
     step: int | None = field(default=None, metadata=NULLABLE)
-    """The value is that of this step."""
+    """The value belongs to this step."""
     error: float | None = field(default=None, metadata={**key("error_over_tolerance"), **NULLABLE})
     """The error is the relative error over the tolerance; null stands for one that is not finite."""
 
@@ -63,7 +63,7 @@ class UnconfirmedValue(Open):
     """A value that was neither shown equal nor shown different, and why."""
 
     name: str
-    """The name is that of the value."""
+    """The name is the value's."""
     why: str
     """The text says why."""
 

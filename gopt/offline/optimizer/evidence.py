@@ -63,7 +63,7 @@ class Evidence:
         hyper = fits[0].hyper if self.kind in _CORRECTED else {}
         self.first = stored(float(hyper.get("beta1") or 0))
         self.second = stored(float(hyper.get("beta2") or 0)) if self.kind != "Adamax" else 0.0
-        """Betas that a bias correction may follow; 0 where there are none."""
+        """Betas that a bias correction may follow; 0 without such a beta."""
         used = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
         self.inputs = [name for name in probe.inputs if name in used]
         before = (x for node in update_fn.nodes for x in probe.scalars_before(node.inputs))

@@ -27,7 +27,7 @@ class Failure:
     command: int = 0
 
     def same_as(self, failure: Failure) -> bool:
-        """Return whether code, kind, place and the shape of the message equal those of ``failure``."""
+        """Return whether ``failure`` has the same code, kind, place and shape of the message."""
         mine = (self.exit_code, self.kind, self.where, self.command, message_shape(self.message))
         return mine == (failure.exit_code, failure.kind, failure.where, failure.command, message_shape(failure.message))
 

@@ -60,7 +60,7 @@ def divide(training: TrainingGraph, forward: InferenceForward) -> StepDivision:
     if twice is not None:
         raise OptionError(
             f"the loss {show(twice)} is another value in evaluation, where "
-            f"{'running statistics replace those of the batch' if forward.running else 'dropout passes values on'}",
+            f"{'running statistics replace batch statistics' if forward.running else 'dropout passes values on'}",
             "let --output name a value that the loss is computed from",
         )
     names = {name: free.take(f"{name}.{IN_TRAINING}") for name in again}

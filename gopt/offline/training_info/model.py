@@ -1,7 +1,7 @@
 """Joins a divided step: an inference graph whose model has the algorithm beside it.
 
-States read by inference are initializers of the inference graph, optimizer states those of the algorithm. External
-values are all stored in the inference graph: readers look for external data there alone."""
+States read by inference are initializers of the inference graph, optimizer states initializers of the algorithm.
+External values are all stored in the inference graph: readers look for external data there alone."""
 
 from __future__ import annotations
 

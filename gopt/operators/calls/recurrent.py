@@ -9,7 +9,7 @@ from typing import Any
 from gopt.operators.torch_call import NodeSettings
 
 Step = Callable[[Any, Sequence[Any]], Sequence[Any]]
-"""Products of a time's input with the weights, states -> new states, of which one is the result."""
+"""Products of a time's input with the weights, states -> new states, the result among them."""
 
 
 def _hard_sigmoid(t: Any, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:

@@ -84,7 +84,7 @@ def _reduction(op: str, operator: OperatorUse) -> Iterator[DimFactor]:
         if dim not in axes:
             out = dim if keep else dim - sum(axis < dim for axis in axes)
             yield DimFactor(first_of(operator, dim), (out,), filled=not keep)
-        elif op and (op != "mean" or (type is not None and "float" in type.dtype)):  # that of whole numbers is cut off
+        elif op and (op != "mean" or (type is not None and "float" in type.dtype)):  # means of integers are cut off
             yield DimFactor(first_of(operator, dim), (None,), op, filled=not keep)
 
 

@@ -55,7 +55,7 @@ def across_channels(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def loss(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and places of scores and labels; the second result has those of scores.
+    """Samples and places of scores and labels; the second result has the samples and places of scores.
 
     A mean leaves out ignored labels: with weights or a label to ignore, members' means are not the mean.
     """

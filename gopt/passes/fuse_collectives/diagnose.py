@@ -10,7 +10,7 @@ from gopt.passes.fuse_collectives.pack import Key, PackedBucket, bound_by
 from gopt.records.pass_facts import NeighbourCalls
 
 Place = tuple[int, PackedBucket]
-"""A bucket and its number among those of its key."""
+"""A bucket and its number among the buckets of its key."""
 
 
 def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> tuple[NeighbourCalls, ...]:

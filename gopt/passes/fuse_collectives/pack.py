@@ -111,7 +111,7 @@ class Packing:
 def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
     """Return the reason why a call must not be fused, or ''.
 
-    ``parts``: the values of which ranks have parts."""
+    ``parts``: the values that ranks have in parts."""
     if COLLECTIVES[node.op_type].pairwise:
         return "pairwise call"
     if "cuts" in node.attributes:
@@ -135,7 +135,7 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
 
 
 def item(graph: Graph, node: Node, order: CallOrder, weighed: Mapping[str, TensorType]) -> PackedItem:
-    """A call as an item to pack; the size is that of the larger side, in bytes of the types ``weighed``."""
+    """A call as an item to pack; the size is the larger side's, in bytes of the types ``weighed``."""
     sides = [
         sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
     ]

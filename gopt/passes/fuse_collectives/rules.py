@@ -135,7 +135,7 @@ class _Tile:
 
 
 def _tiles(program: SpmdProgram, users: dict[str, list[Node]], used: set[int]) -> list[_Tile]:
-    """Buckets of all-reduces over the sharing axis of which every rank reads the rank's part alone."""
+    """Buckets of all-reduces over the sharing axis, where every rank reads the rank's part alone."""
     producer = {
         name: node for node in program.graph.nodes for name in node.outputs
         if _is(node, "AllReduce") and id(node) not in used

@@ -28,8 +28,8 @@ class Copies:
     suffix: str = SUFFIX
     """No value of the graph has a name with this end."""
     operations: Counter[int] = field(default_factory=Counter)
-    """Member of the axis of stages, or 0 -> operations of its copies: of products alone, as those of a step are
-    counted."""
+    """Member of the axis of stages, or 0 -> operations of its copies: of products alone, as in the
+    count of a step."""
     _states: frozenset[str] = field(init=False)
     _count: Counter[str] = field(default_factory=Counter)
     """Moved parameter -> its copies for a single reader."""

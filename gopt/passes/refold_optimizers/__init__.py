@@ -96,7 +96,7 @@ class _Folder:
                 member, nodes = match.member()
                 self._check_joined(call, member)
                 if not self.statistics.isdisjoint(member.outputs.values()):
-                    raise NoFoldError("it makes a statistic, of which ranks take the mean")
+                    raise NoFoldError("it makes a statistic that ranks average")
                 members.append((member, nodes))
             except NoFoldError as why:
                 reasons.setdefault(str(why), []).append(self._title(call, weight))

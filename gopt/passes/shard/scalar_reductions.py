@@ -18,10 +18,11 @@ from gopt.passes.shard import emit
 @dataclass(frozen=True, slots=True)
 class PartialScalar:
     """``value`` is a rank's partial value of the reduction ``root``: on all ranks, neutral on ranks without a part.
-    ``stage``: of a pipeline."""
+    ``sign``: in a sum; ``stage``: of a pipeline."""
 
     root: str
     value: str
+    sign: int
     stage: int | None = None
 
 
@@ -51,13 +52,14 @@ class ScalarReductions:
         guarded = f"{value}.everywhere"
         kind = "sum" if reduction.kind == "l2" else reduction.kind
         emit.select(self.rewriter, self.group, value, guarded, kind, sources)
-        return PartialScalar(reduction.root, guarded)
+        return PartialScalar(reduction.root, guarded, reduction.leaves[sources[0]])
 
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, int]:
         """Write joins and calls; returns figures for the report."""
-        by_root: dict[str, dict[int | None, list[str]]] = {}
+        by_root: dict[str, dict[int | None, list[tuple[str, int]]]] = {}
         for partial in partials:
-            by_root.setdefault(partial.root, {}).setdefault(partial.stage, []).append(partial.value)
+            terms = by_root.setdefault(partial.root, {}).setdefault(partial.stage, [])
+            terms.append((partial.value, partial.sign))
         levels = self._levels() if by_root else {}
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
         for root, values in by_root.items():
@@ -73,7 +75,7 @@ class ScalarReductions:
                 self._complete(reduction, output)
         return {"scalar_calls": len(packed), "scalars": len(by_root)}
 
-    def _join(self, reduction: ScalarReduction, stages: list[list[str]]) -> tuple[str, str]:
+    def _join(self, reduction: ScalarReduction, stages: list[list[tuple[str, int]]]) -> tuple[str, str]:
         """One value per rank for a reduction, and the call's way to join them; values of a stage are joined before they
         meet those of another. A flag travels as a count."""
         for node in reduction.inner:
@@ -81,17 +83,23 @@ class ScalarReductions:
         types = self.rewriter.graph.types
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
 
-        def joined(values: list[str], role: str) -> str:
-            value = values[0]
-            for position, term in enumerate(values[1:], 1):
-                name = f"{values[0]}.{role}{position}"
-                self.rewriter.add(join, [value, term], {name: types[value]})
+        def joined(terms: list[tuple[str, int]], role: str) -> tuple[str, int]:
+            (head, sign), *rest = terms
+            value = head
+            for position, (term, term_sign) in enumerate(rest, 1):
+                name = f"{head}.{role}{position}"
+                self.rewriter.add(join if term_sign == sign else "Sub", [value, term], {name: types[value]})
                 value = name
-            return value
+            return value, sign
 
         if reduction.kind in ("any", "all"):
-            stages = [[self._counted(value, negate=reduction.kind == "all") for value in values] for values in stages]
-        total = joined([joined(values, "joined") for values in stages], "stage")
+            negate = reduction.kind == "all"
+            stages = [[(self._counted(value, negate=negate), sign) for value, sign in terms] for terms in stages]
+        total, sign = joined([joined(terms, "joined") for terms in stages], "stage")
+        if sign < 0:
+            positive = f"{total}.negated"
+            self.rewriter.add("Neg", [total], {positive: types[total]})
+            total = positive
         return total, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
 
     def _counted(self, flag: str, *, negate: bool) -> str:
@@ -118,9 +126,9 @@ class ScalarReductions:
             value = f"{value}.sqrt"
         join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}  # norms are never joined
         total = value
-        for position, operand in enumerate(reduction.epilogue):
+        for position, (operand, sign) in enumerate(reduction.epilogue):
             joined = f"{total}.with{position}"
-            rewriter.add(join[reduction.kind], [value, operand], {joined: types[value]})
+            rewriter.add(join[reduction.kind] if sign > 0 else "Sub", [value, operand], {joined: types[value]})
             value = joined
         shape = types[reduction.root].dims
         if shape:

@@ -43,7 +43,7 @@ class StatisticsOptions(PassOptions):
 
     statistics: Annotated[StatisticPolicy, STATISTICS] = StatisticPolicy.AUTO
     """The word auto combines each statistic as it follows the batch, by mean, sum, maximum or minimum over the ranks
-    that see different data; mean averages all, root takes those of the first rank, local leaves each rank its own, and
+    that see different data; mean averages all, root takes the first rank's, local leaves each rank its own, and
     sync takes every value over samples over the samples of all ranks, in forward and backward."""
 
 
@@ -144,11 +144,11 @@ def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> U
     named = ",".join(f"{name}={rules[0] if name == example else item.rules[0]}" for name, item in unclear.items())
     if why.rules == GATHERED:
         hints.append(
-            f"--statistics {named}: ranks gather the rows of all; local keeps each rank's own, and root those of the "
-            "first rank"
+            f"--statistics {named}: ranks gather the rows of all; local keeps each rank's own, and root the first "
+            "rank's"
         )
     elif why.rules == ROWS:
-        hints.append(f"--statistics {named}: local keeps each rank's own, and root those of the first rank")
+        hints.append(f"--statistics {named}: local keeps each rank's own, and root the first rank's")
     else:
         choices = f"{', '.join(rules[1:-1])} or {rules[-1]}"
         hints.append(f"say how: --statistics {named}, where {rules[0]} may be {choices}")

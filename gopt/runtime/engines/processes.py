@@ -16,7 +16,7 @@ from pathlib import Path
 
 ONE_HOST = {
     "UCX_TLS": "self,sm",  # MPICH's usual transports
-    "FI_TCP_IFACE": "lo",  # those of an MPICH with libfabric
+    "FI_TCP_IFACE": "lo",  # MPICH with libfabric
     "FI_SOCKETS_IFACE": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",

@@ -1,1 +1,1 @@
-"""Runs a split: trainers push and pull, servers merge and update. Messages are those of ``gopt.runtime.messages``."""
+"""Runs a split: trainers push and pull, servers merge and update. ``gopt.runtime.messages`` has the messages."""

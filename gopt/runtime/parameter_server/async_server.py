@@ -80,14 +80,14 @@ class AsyncServer:
             state.restore(self.checkpoints.load_extra)
         blocked = {name for block in blocks for name in (*block.states, *block.counters)}
         self._rest = {name: value for name, value in states.items() if name not in blocked}
-        """States that no key has: those of a server without keys."""
+        """States that no key has, as on a server without keys."""
         self._buckets: dict[int, list[KeyState]] = {}
         for number, key in self.keys.items():
             self._buckets.setdefault(plan.keys[number].bucket, []).append(key)
         self.trainers = Trainers(set(range(server_job.trainers)))
         self.usage = Usage()
         self._last: dict[tuple[int, Kind, int], int] = {}
-        """Trainer and bucket or table -> the last round of which a push was accepted."""
+        """Trainer and bucket or table -> the last round with an accepted push."""
         self._begun = dict.fromkeys(range(server_job.trainers), self.version)
         """Trainer -> the round that it is in."""
         self._come: set[int] = set()
@@ -258,7 +258,7 @@ class AsyncServer:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Array]:
-        """All states of this server in the manifest. Counters are those of the first key with counters."""
+        """All states of this server in the manifest. Counters come from the first key with counters."""
         states: dict[str, Any] = dict(self._rest)
         for state in reversed(self._held):
             states |= state.counters

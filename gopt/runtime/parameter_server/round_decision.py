@@ -14,8 +14,8 @@ from gopt.runtime.parameter_server.server_exchange import HeldPart, ServerExchan
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """``trainers``: the contributors of a round. ``left_out``: trainers of which some server has a part, and not every
-    server has all."""
+    """``trainers``: the contributors of a round. ``left_out``: trainers with a part on some server, and not with
+    all parts on every server."""
 
     trainers: tuple[int, ...]
     left_out: tuple[int, ...]

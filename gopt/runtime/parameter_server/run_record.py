@@ -209,7 +209,7 @@ def _not_there(unknown: str | None) -> str:
 
 
 def digest_of_folder(folder: Path) -> str:
-    """The digest of a record's folder: the manifest's, with that of all start values."""
+    """The digest of a record's folder: the manifest's, with the digest of all start values inside."""
     return digest_of(folder / MANIFEST_FILE).hex()
 
 

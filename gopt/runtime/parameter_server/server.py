@@ -64,7 +64,7 @@ class SyncServer:
         for number in self.tables.lazy:
             self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
         self._touched: dict[int, Array] = {}
-        """Table whose updates run on touched rows -> those of this round."""
+        """Table whose updates run on touched rows -> this round's rows."""
         self._hyper = [
             parameter for parameter in hyper_parameters(manifest, job) if parameter.name in self.graph.inputs
         ]

@@ -72,7 +72,7 @@ class ServerTables:
         """Return the graph without the part of a table with updates on touched rows, and remove this part from
         ``values``.
 
-        ``merges``: whether the graph is that of a round, with rows from messages; else rows are inputs."""
+        ``merges``: whether the graph is a round's, with rows from messages; else rows are inputs."""
         entry = self.entries[number]
         states = entry.states[entry.servers.index(self.server)]
         graph, touched = take_out(graph, dict(zip(states.inputs, states.outputs)))

@@ -75,7 +75,7 @@ class PushPullTrainer:
         if server_job.plan.mode is Mode.SYNC:
             self.messages.pushed_all = self._end_round
         self._ended = self.step - 1
-        """The last round of which servers know that all was pushed."""
+        """The last round that servers know to be pushed in full."""
         graphs = server_job.graphs(endpoint.number)
         self.graphs = {phase: self.messages.prepare(graph) for phase, graph in graphs.items()}
         self._hyper = hyper_parameters(manifest, job)

@@ -73,13 +73,13 @@ class BufferAssignment:
     gathers: dict[int, GatherBuffer] = field(default_factory=dict)
     """Number of the first gather that makes it -> the buffer."""
     local_shards: dict[str, int] = field(default_factory=dict)
-    """State that is this rank's shard of a shared buffer -> the number of that gather. Without sharing it is none."""
+    """State that is this rank's shard of a shared buffer -> the number of that gather. Empty without sharing."""
     slices: dict[str, BufferSlice] = field(default_factory=dict)
     """States, what gathers make of local shards, and slices of states -> their elements."""
     buffer_values: dict[int, list[str]] = field(default_factory=dict)
     """Number of a gather -> the values that lie in its buffer."""
     own_slices: dict[str, frozenset[BufferSlice]] = field(default_factory=dict)
-    """Operand of a gather -> the shards of its buffer, one of which is the rank's own."""
+    """Operand of a gather -> the shards of its buffer, the rank's own among them."""
 
     @property
     def send_names(self) -> frozenset[str]:

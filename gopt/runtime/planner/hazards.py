@@ -77,7 +77,7 @@ class HappensBefore:
         self._at: dict[str, list[int]] = {group: [] for group in members}
         """Group -> the numbers of the steps that are its calls."""
         self._barriers: dict[str, list[tuple[CallStep, int]]] = {group: [] for group in members}
-        """Group -> calls that no rank leaves before all have entered, with their numbers among those of the group."""
+        """Group -> calls that no rank leaves before all have entered, with their numbers among the group's calls."""
         self._ended: list[int] = []
         """For every step, the last call of the file that is known to have ended when the step begins: calls are made
         one after the other."""

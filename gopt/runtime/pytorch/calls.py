@@ -232,7 +232,7 @@ def _joined_parts(
     """As ``_all_gather_of``: each member sends a part to all others."""
     elements = mine.new_empty(sum(counts))
     parts = elements.split([*counts])
-    parts[call.index].copy_(mine)  # a later segment may overwrite a state of which the shard is a view
+    parts[call.index].copy_(mine)  # a later segment may overwrite a state that the shard views
     finish = exchange(call, [[parts[call.index]]] * len(parts), [[part] for part in parts])
 
     def gathered() -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ _DOWN = f"{PIPELINE} down"
 class TorchEngine:
     """One process, one rank. Values of calls are tensors. A call longer than ``deadline`` seconds ends the job.
 
-    ``device``: that of the calls' tensors. Raises OptionError where the launcher started another number of ranks,
+    ``device``: the device of the calls' tensors. Raises OptionError where the launcher started another number of ranks,
     RunError where no process group comes about."""
 
     overlaps = True
@@ -186,7 +186,7 @@ def named(what: str) -> Iterator[None]:
 
 
 def local_rank() -> int:
-    """The number of this process among those of its machine."""
+    """The number of this process among the processes of its machine."""
     names = ("LOCAL_RANK", "SLURM_LOCALID", "PMI_RANK")
     return int(next((os.environ[name] for name in names if name in os.environ), 0))
 

@@ -15,7 +15,7 @@ from gopt.runtime.pytorch.group_call import GroupCall, Tensors
 _SMALL = 1 << 16
 """Bytes below which pieces in a row travel together: a message costs as much as a copy of them."""
 _TAGS = 1 << 24
-"""Tags of messages begin here: those of Send and Recv are numbers of values."""
+"""Tags of messages begin here: Send and Recv have numbers of values as tags."""
 
 
 def cut_pieces(tensors: Tensors, counts: Sequence[int]) -> list[list[torch.Tensor]]:

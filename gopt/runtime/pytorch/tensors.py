@@ -35,7 +35,7 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 def tensor_over(array: Array) -> torch.Tensor:
     """A tensor over an array's memory; a copy of a read-only array, and of an array with gaps."""
     dtype = torch_dtype(array.dtype)
-    array = np.asarray(array)  # a scalar of NumPy is none
+    array = np.asarray(array)  # a scalar of NumPy is no array
     if not array.flags.writeable or not array.flags.c_contiguous:
         array = np.array(array, order="C")
     if array.dtype.isbuiltin == 1:

@@ -34,7 +34,7 @@ class MicroStep:
 
     @property
     def place(self) -> int:
-        """The index of this batch among those of all parts."""
+        """The index of this batch among the batches of all parts."""
         return self.number * self.parts + self.part + self.ahead
 
     @property
@@ -113,7 +113,7 @@ class ArraySource:
     arrays: Mapping[str, Samples]
     order: SampleOrder = SampleOrder()
     drawn: DrawnInputs = NO_DRAWS
-    """Inputs of which there are no arrays."""
+    """Inputs without arrays."""
     _orders: dict[tuple[int, int], Array] = field(default_factory=dict)
 
     @property

@@ -66,7 +66,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 @contextmanager
 def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[tuple[str, int]]:
     """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share; the
-    job's identity is that of the present steps, or a new one. The open file is the lock.
+    job takes the identity of the present steps, or a new identity. The open file is the lock.
 
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
     can be written.

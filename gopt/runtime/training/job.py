@@ -42,7 +42,7 @@ class Job:
     resume: bool = False
     stop_on_nan: bool = False
     sync_init: str | None = None
-    """Axes along which start values in common are those of the group's first rank: ``all``, or such as ``dp+tp``."""
+    """Axes along which the group's first rank gives the start values in common: ``all``, or such as ``dp+tp``."""
     startup: bool = True
     """Whether a run that starts anew takes its first states from start-up graphs where the folder has them."""
     tuning: bool = True

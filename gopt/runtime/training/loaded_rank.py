@@ -91,7 +91,7 @@ class LoadedRank:
 
     def prepare(self, sync: Sequence[str] = ()) -> None:
         """Check with all ranks, then allocate memory, then compile; every rank calls it. ``sync``: axes along which
-        states in common are those of the first rank. Raises RunError, UnsupportedError."""
+        the first rank gives the states in common. Raises RunError, UnsupportedError."""
         raise_on_one_rank(self.engine, lambda: check_shared(self.folder, self.manifest, self.engine))
         check_calls(self.engine, self.mesh, self.graphs)
         if sync:

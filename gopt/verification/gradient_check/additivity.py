@@ -51,7 +51,7 @@ class SampleExchange:
         shared = (np.abs(change_a) > 1e-4 * largest) & (np.abs(change_b) > 1e-4 * largest)
         total = float(np.linalg.norm(change_a) + np.linalg.norm(change_b))
         error = float(np.linalg.norm(change_ab - change_a - change_b))
-        # Rounding is that of the value, however little of it the batch moves.
+        # Rounding follows the value, however little of it the batch moves.
         if error > 1e4 * exact * (total + float(np.linalg.norm(base))):
             return Additivity.NO
         heard = float(np.linalg.norm(change_a[shared]) + np.linalg.norm(change_b[shared]))

@@ -33,7 +33,7 @@ class Candidate:
     origin: np.ndarray
     at: tuple[np.ndarray, ...]
     share: float = 1.0
-    """Its largest entry over that of all gradients."""
+    """Its largest entry over the largest entry of all gradients."""
     inside: np.ndarray | None = None
     """Entries to move: None for all."""
     whole: bool = False

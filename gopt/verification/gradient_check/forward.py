@@ -160,7 +160,7 @@ class CheckedForward:
         """The point with values moved along a direction."""
         moved = dict(point)
         if self.large:
-            give_back()  # gradients of which directions were made
+            give_back()  # the gradients behind the directions
         for name, way in direction.items():
             if name in self.large:
                 moved |= {along(name): way, length(name): np.array(step)}

@@ -94,7 +94,7 @@ class SingleValues:
             self.say(name, verdict, reason or said_so, fit)
 
     def _of_another_loss(self, name: str) -> str:
-        """The reason why the shown loss says nothing of a gradient; '' where there is none."""
+        """The reason why the shown loss says nothing of a gradient; '' without a reason."""
         reading = self._readings.get(name)
         if reading is None or reading.bent:
             return said.BENT.format(reading.cause) if reading else ""

@@ -89,7 +89,7 @@ class SlopeCheck:
             if not math.isfinite(level):
                 return
             groups = self._groups(point, gradients, names) if groups is None else groups
-            guess = self.guess  # gradients of one loss mostly have one factor: that of a group is the next one's guess
+            guess = self.guess  # gradients of one loss mostly have one factor: a group's is the next group's guess
             for group in groups[:]:
                 if not self._agrees(group, point, level, gradients, guess):
                     groups.remove(group)

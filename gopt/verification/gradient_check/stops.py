@@ -54,8 +54,8 @@ class StopFinder:
     searched: set[str] = field(default_factory=set)
     """Parameters for which all readings were tried."""
     left: float = EFFORT
-    """Of it, what is left for searches that find nothing, each of which may take half: one that is wrong leaves enough
-    to see that others are right. What one finds, the next need not look for."""
+    """The rest of the effort, for searches that find nothing. Each search may take half: a wrong search leaves enough
+    to see that others are right. A search need not look for the finds of the search before."""
 
     def known_forwards(self) -> Iterator[tuple[tuple[Stop, ...], HeldForward]]:
         """The known sets, the latest first, each with the losses under these held readings."""
@@ -148,7 +148,7 @@ class _Search:
         return step if 0 < step < math.inf else math.inf
 
     def found(self, start: list[Stop], pairs: bool) -> list[Stop]:
-        """The readings to hold, with those of ``start``; empty where no further readings end in the value.
+        """The readings to hold, and the readings in ``start``; empty where no further readings end in the value.
 
         The nearest readings come first; ``pairs``: by the sum of two as well, if few."""
         due: list[tuple[float, int, list[Stop]]] = [(0.0, 0, start)]

@@ -43,9 +43,9 @@ class GradientCheck:
 
 PROPORTIONAL = "proportional to the change of the loss"
 ZERO = "zero within rounding: the loss does not depend on it"
-ADDITIVE = "a sum over samples, as the gradient is: its mean over ranks is that of all their samples"
+ADDITIVE = "a sum over samples, as the gradient is: its mean over ranks is the value of all their samples"
 APART_FROM_SHOWN = (
-    "a sum over samples, which the loss that is shown is not: its mean over ranks is that of all their samples"
+    "a sum over samples, which the shown loss is not: its mean over ranks is the value of all their samples"
 )
 COUNTED = "a sum over samples, divided by a count of its batch: the loss that is shown divides by none, or by another"
 SLICES = "each of its slices is proportional to the change of the loss"

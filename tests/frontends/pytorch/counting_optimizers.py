@@ -93,7 +93,12 @@ class LateInGroup(Group):
 
 class Whole(Attribute):
     def factor(self, group, state):
-        return 0.99 ** float(self.count)
+        return 0.99 ** int(self.count)
+
+
+class Real(Attribute):
+    def factor(self, group, state):
+        return 0.99 ** float(self.count) if isinstance(0.5, float) else 0.0
 
 
 class Listed(Counting):

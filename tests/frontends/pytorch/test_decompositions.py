@@ -14,7 +14,7 @@ import export_recipes as recipes  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gopt.errors import UnsupportedError  # noqa: E402
-from gopt.frontends.pytorch import convert  # noqa: E402
+from gopt.frontends.pytorch import convert, decompositions  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.options import Autocast, ExportOptions  # noqa: E402
 
@@ -132,3 +132,12 @@ def test_diagonals_are_read_and_written(tmp_path):
 
     made = net, loss, torch.optim.SGD(net.parameters(), 0.1), {"x": torch.randn(5, 6)}
     assert export(made, tmp_path / "step.onnx").checked
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_an_interpolation_in_a_narrow_type_is_rounded_once(dtype):
+    x, end = (torch.randn(4000, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in (0, 1))
+    weight = torch.tensor(0.1, dtype=dtype)
+    assert torch.equal(decompositions.lerp(x, end, 0.1), torch.lerp(x, end, 0.1))
+    assert torch.equal(decompositions.lerp_by_tensor(x, end, weight), torch.lerp(x, end, weight))
+    assert not torch.equal(x + 0.1 * (end - x), torch.lerp(x, end, 0.1)), "rounded three times"

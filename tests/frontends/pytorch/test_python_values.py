@@ -26,7 +26,15 @@ def exported(maker, folder, steps=LATER):
     return export(recipes.with_optimizer(maker), folder / "step.onnx", options=ExportOptions(check=steps))
 
 
-COUNTED = (counting.Attribute, counting.Power, counting.Group, counting.State, counting.Previous)
+COUNTED = (
+    counting.Attribute,
+    counting.Power,
+    counting.Group,
+    counting.State,
+    counting.Previous,
+    counting.Nested,
+    counting.Real,
+)
 
 
 @pytest.mark.parametrize("maker", COUNTED, ids=lambda each: each.__name__)
@@ -37,16 +45,12 @@ def test_a_count_in_python_becomes_a_state(maker, tmp_path):
 
 
 REFUSED = {
-    counting.Late: r"Late branches on .* in counting_optimizers\.py, line \d+: return 1\.0 if self\.count <= 5",
-    counting.LateInState: r"branches on .*state\[.step.\] <= 5",
-    counting.LateInGroup: r"branches on .*group\[.step.\] <= 5",
-    counting.Whole: r"takes float\(\) of .*float\(self\.count\)",
+    counting.LateInState: r"more than 32 paths by branches on .*state\[.step.\] <= 5",
+    counting.Whole: r"takes int\(\) of .*int\(self\.count\)",
     counting.Listed: r"attribute past, length' is '1' after one step and '2' after two",
-    counting.Nested: r"state .*, held, sum' is a tensor",
-    counting.OwnRate: r"group 0, lr' is",
     counting.Iterated: r"attribute steps, content' is",
     counting.InSlots: r"attribute held, steps' is",
-    counting.Deep: r"inner, inner, inner, inner, n' is",
+    counting.Deep: r"more than 32 paths by branches on .*held\[.n.\] <= 60",
     counting.InClosure: r"attribute number, steps' is",
     counting.InClass: r"class InClass, total' is",
     counting.InGlobal: r"global of begin, CALLS, step' is",

@@ -60,7 +60,7 @@ def bias_gelu(b: Builder, x: str, bias: str) -> str:
 
 
 def bias_gelu_grad(b: Builder, dy: str, x: str, bias: str) -> str:
-    """The gradient of X alone: that of the bias is its sum, another operator."""
+    """The gradient of X alone: its sum, another operator, is the gradient of the bias."""
     return _gelu_grad(b, dy, b.op("Add", x, bias), x)
 
 

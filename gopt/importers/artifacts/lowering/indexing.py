@@ -47,7 +47,7 @@ def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: st
 
 
 def _dims(b: Builder, shape: str) -> tuple[int, ...]:
-    """The shape a value holds: that of the operand of a Shape, or a constant."""
+    """The shape a value holds: the shape of a Shape's operand, or a constant."""
     maker = b.makers.get(shape)
     if maker is not None and maker.op_type == "Shape" and not any(attribute.i for attribute in maker.attribute):
         return b.dims(maker.input[0])

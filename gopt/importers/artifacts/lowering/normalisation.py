@@ -61,7 +61,7 @@ def batch_norm(
     b: Builder, x: str, scale: str, bias: str, mean: str, var: str, *, epsilon: float, momentum: float,
     training_mode: int,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Y, new running mean and variance, the batch's mean, and r. The variance is that of the batch, divided by n."""
+    """Y, new running mean and variance, the batch's mean, and r. The variance is the batch's, divided by n."""
     if not training_mode:
         raise b.refusal("it is in inference mode", "export the forward in training mode")
     axes = _batch_axes(b, x)
