@@ -33,8 +33,8 @@ _INITIALIZER = 0x2A
 """Tag of a stored value in a graph."""
 _MOST = 16
 """Files that a file is compared with."""
-_END = 1 << 16
-"""Last bytes of a graph, to find files with the same graph."""
+_STEP = 251
+"""Distance of the bytes of a graph by which a file with the same graph is looked for."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class AlikeFiles:
         self._loaded: dict[tuple[bytes, bytes], list[_LoadedFile]] = {}
         """By nodes and fields of the graph, for several stored values."""
         self._bodies: dict[tuple[int, bytes], list[_Twin]] = {}
-        """By length and end of the bytes of the graph, to compare all bytes: replicas differ in the metadata alone."""
+        """By length and some bytes of the graph, to compare all bytes: replicas differ in the metadata alone."""
         self._leaders: list[_LoadedFile] = []
         """Files that began unlike all before, the last one first."""
 
@@ -134,15 +134,15 @@ class AlikeFiles:
         with naming(path):
             data = uncounted_bytes(path)
             header, body = _split(data)
-            check_parts(data if self._twin(body) is None else header)
+            twin = self._twin(body)
+            check_parts(data if twin is None else header)
         try:
-            return self._beside(path, header, body)
+            return self._beside(path, header, body, twin)
         except DecodeError:
             return load(path, own=True)  # says what is wrong
 
-    def _beside(self, path: str, header: bytes, body: bytes) -> Graph:
+    def _beside(self, path: str, header: bytes, body: bytes, twin: _Twin | None) -> Graph:
         """The graph in a file, beside earlier files. Raises DecodeError for damaged bytes."""
-        twin = self._twin(body)
         if twin is not None and os.path.dirname(path) == twin.folder:
             model = ModelProto.FromString(header)
             if _without_metadata(model) == _without_metadata(twin.graph.header):
@@ -150,13 +150,13 @@ class AlikeFiles:
                     return _with_header(model, twin.graph)
         graph = self._load(path, _Bytes.of(header, body, self._leaders[0].parts if self._leaders else None))
         if body:
-            twins = self._bodies.setdefault(_end_of(body), [])
+            twins = self._bodies.setdefault(_some_of(body), [])
             twins[:] = [_Twin(os.path.dirname(path), body, graph), *(old for old in twins if old.body != body)]
         return graph
 
     def _twin(self, body: bytes) -> _Twin | None:
         """An earlier file with the same bytes of the graph."""
-        return next((twin for twin in self._bodies.get(_end_of(body), ()) if twin.body == body), None)
+        return next((twin for twin in self._bodies.get(_some_of(body), ()) if twin.body == body), None)
 
     def _load(self, path: str, parts: _Bytes | None) -> Graph:
         if parts is None:
@@ -193,9 +193,9 @@ class _Twin:
     graph: Graph
 
 
-def _end_of(body: bytes) -> tuple[int, bytes]:
-    """The length and the last bytes of a graph: hashing all bytes takes longer than comparing two files."""
-    return len(body), body[-_END:]
+def _some_of(body: bytes) -> tuple[int, bytes]:
+    """The length and some bytes of a graph: hashing all bytes takes longer than comparing two files."""
+    return len(body), body[::_STEP]
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:

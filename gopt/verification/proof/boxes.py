@@ -68,6 +68,7 @@ class Boxes(Movements):
         self._shapes: dict[int, dict[Sizes, None]] = {}
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
+        self._multiples: dict[tuple[int, Coefficient], int] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -325,6 +326,20 @@ class Boxes(Movements):
             values = [whole if operand == parts[0] else self._narrow(operand) for operand in operands]
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
+
+    def scaled(self, number: int, factor: Coefficient) -> int:
+        key = number, factor
+        if self.sealed and key not in self._multiples:
+            self._multiples[key] = self._multiple_of_ranges(number, factor) or super().scaled(number, factor)
+        return self._multiples[key] if self.sealed else super().scaled(number, factor)
+
+    def _multiple_of_ranges(self, number: int, factor: Coefficient) -> int | None:
+        """The multiple of ranges of values, by the multiples of the values; None for other ranges and values."""
+        op, _, operands, _ = self.all[number]
+        single = (self.elements(root) == 1 or not self.ranged(root) or root in self.padded for root in operands)
+        if op != FLAT or any(single) or self._differ(self.pieces(number)):
+            return None
+        return self.flat((self.scaled(root, factor), start, stop) for root, start, stop in self.pieces(number))
 
     def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
         rows = {operand: self.pieces(operand) for operand in operands if self.ranged(operand)}

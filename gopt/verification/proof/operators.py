@@ -114,7 +114,7 @@ class NodeReader:
             addends = self.expressions.addends(operand)
             if addends is None or record.slope(slot) is not Slope.LINEAR:
                 continue
-            if node.is_in(CASTS | RESIZES) or not self.floating(node):
+            if node.is_in(COPIES | RESIZES) or not self.floating(node):
                 continue
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import TypeAlias
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
-from gopt.ir.types import TensorType
 from gopt.operators.kinds import CASTS
-from gopt.verification.proof.expressions import FLAT, ONE, Elements, Shape, elements
+from gopt.verification.proof.boxes import Boxes
+from gopt.verification.proof.equal_parts import Column, Region, Row, columns_of, common_region, is_row
+from gopt.verification.proof.expressions import ONE, Shape, elements
 from gopt.verification.proof.operators import NodeReader
-from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, plain_groups
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, is_plain, plain_groups
 
 RANGE = -1
 """In front of a node's operands: the results on whole operands, of a node on ranges."""
@@ -39,7 +40,7 @@ SweptValues: TypeAlias = MutableMapping[str, int]
 """The same on a rank; most values may be shared with another."""
 
 
-def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
+def common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
     """The number of nodes in front that two lists share."""
     if nodes is second:
         return len(nodes)
@@ -53,6 +54,8 @@ class NodeOrder:
 
     def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
         self.graph, self.wholes = graph, wholes
+        self.sweeps: list[RankSweep] = []
+        self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
         self._names: dict[int, list[str]] = {}
 
     @cached_property
@@ -84,6 +87,23 @@ class NodeOrder:
             self._names[front] = [name for name, position in self.made.items() if position < front]
         return self._names[front]
 
+    @cached_property
+    def inputs(self) -> dict[str, int]:
+        """The operands that no node makes, and the position of the first reader, in this order."""
+        return {name: positions[0] for name, positions in self.readers.items() if name not in self.made}
+
+    def unlike(self, sweep: RankSweep, second: RankSweep) -> str:
+        """The first input that two sweeps have unlike, in the order of the nodes; "" for equal inputs."""
+        return next((name for name in self.inputs if sweep.values.get(name) != second.values.get(name)), "")
+
+    def with_input(self, name: str, number: int | None) -> RankSweep | None:
+        """The first of the sweeps with an input."""
+        count, holders = self._holders.get(name, (0, {}))
+        for sweep in self.sweeps[count:]:
+            holders.setdefault(sweep.values.get(name), sweep)
+        self._holders[name] = len(self.sweeps), holders
+        return holders.get(number)
+
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
         return any(position < front for position in self.readers.get(name, ()))
@@ -92,20 +112,19 @@ class NodeOrder:
 class _Followed(MutableMapping[str, int]):
     """The values of a rank: its own in front of its leader's.
 
-    ``ranges``: name -> the group of the value's node, and the ranges, values and shape of the results, for values
-    without a reader so far."""
+    ``parts``: name -> the region in other values, and these, for values without a reader so far."""
 
-    def __init__(self, own: Values, leaders: SweptValues, expressions: Elements) -> None:
+    def __init__(self, own: Values, leaders: SweptValues, expressions: Boxes) -> None:
         self.own, self.leaders, self.expressions = own, leaders, expressions
-        self.ranges = dict[str, tuple[Group, Runs, Sequence[tuple[int, ...]], Shape]]()
+        self.parts = dict[str, tuple[Region, Column]]()
 
     def __getitem__(self, name: str) -> int:
         number = self.own.get(name)
         if number is not None:
             return number
-        if name in self.ranges:
-            group, spans, wholes, shape = self.ranges.pop(name)
-            self.own[name] = number = self.expressions.apply(FLAT, spans, wholes[group.names.index(name)], shape)
+        if name in self.parts:
+            region, wholes = self.parts.pop(name)
+            self.own[name] = number = region.of(self.expressions, wholes)
             return number
         return self.leaders[name]
 
@@ -140,6 +159,8 @@ class RankSweep:
     order: NodeOrder | None = None
     front: int = 0
     """The number of the leader's nodes."""
+    behind: tuple[RankSweep, NodeOrder] | None = None
+    """The next leader, for the nodes behind the front."""
     fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
     """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
@@ -149,36 +170,59 @@ class RankSweep:
     undefined: set[int] = field(default_factory=set)
     """The results of calls without a value on this rank."""
 
-    def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
+    def follow(self, leader: RankSweep, order: NodeOrder, behind: tuple[RankSweep, NodeOrder] | None = None) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
-        inputs and types."""
-        front = _common(self.graph.nodes, leader.graph.nodes)
-        if 2 * front < len(self.graph.nodes) or not self._fits(leader.graph.types, order, front):
+        inputs and types; ``behind``: the next leader, from the first node on with other inputs."""
+        front = common(self.graph.nodes, leader.graph.nodes)
+        if behind is not None:
+            front = min(front, order.inputs.get(order.unlike(self, leader), front))
+            if not self._fits(*behind, len(self.graph.nodes)):
+                return False
+        if 2 * front < len(self.graph.nodes) or not self._fits(leader, order, front):
             return False
-        if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
-            return False
-        self.leader, self.order, self.front = leader, order, front
+        self.leader, self.order, self.front, self.behind = leader, order, front, behind
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
         self.reader.follow(leader.reader.widened)
         self._note(self.values.own)
         return True
 
-    def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
-        """Return whether the nodes in front have results of such types."""
-        own, names = self.graph.types, order.names(front)
-        return types is own or list(map(own.get, names)) == list(map(types.get, names))
+    def _follow_next(self) -> Node | None:
+        """Follow the next leader from here on, if any; read nodes up to the next call."""
+        self.alone()
+        values, behind, self.behind = self.values, self.behind, None
+        if behind is not None and behind[0].at >= self.at and isinstance(values, _Followed):
+            self.leader, self.order = leader, order = behind
+            self.front = len(self.graph.nodes)
+            before, _ = leader.in_front(self.at, order)
+            values.own = dict(values.leaders.items() - before.items()) | values.own
+            values.leaders = leader.values
+            self.reader.follow(leader.reader.widened)
+            unlike = [name for name, number in values.own.items() if leader.values.get(name) != number]
+            readers = {position for name in (*unlike, *values.parts) for position in order.readers.get(name, ())}
+            self.changed = sorted(position for position in readers if position >= self.at)
+        return self.to_call()
+
+    def _fits(self, leader: RankSweep, order: NodeOrder, front: int) -> bool:
+        """Return whether the nodes in front read the same inputs and have results of the same types."""
+        types, due, names = self.graph.types, leader.graph.types, order.names(front)
+        if types is not due and list(map(types.get, names)) != list(map(due.get, names)):
+            return False
+        return not any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys())
 
     def alone(self) -> None:
         """Follow no more: the values so far are those of inputs and of earlier nodes."""
         if self.leader is not None and self.order is not None and isinstance(self.values, _Followed):
             leader, self.leader = self.leader, None
-            if self.at not in leader.fronts:
-                done = [name for name in self.order.names(self.at) if name in leader.values]  # the first is named
-                values = {name: leader.values[name] for name in done}
-                leader.fronts[self.at] = values, leader.reader.casts(values)
-            values, casts = leader.fronts[self.at]
-            self.values.leaders = values
+            self.values.leaders, casts = leader.in_front(self.at, self.order)
             self.reader.follow(casts)
+
+    def in_front(self, at: int, order: NodeOrder) -> tuple[Values, dict[str, str]]:
+        """The values of the nodes up to a position, and the casts."""
+        if at not in self.fronts:
+            done = [name for name in order.names(at) if name in self.values]  # the first is named
+            values = {name: self.values[name] for name in done}
+            self.fronts[at] = values, self.reader.casts(values)
+        return self.fronts[at]
 
     def _note(self, values: Mapping[str, int]) -> None:
         """Store values, and note the readers of values unlike the leader's."""
@@ -200,8 +244,7 @@ class RankSweep:
         index = bisect_left(calls, self.at)
         stop = min(calls[index] if index < len(calls) else self.front, self.front)
         if leader.at < stop:  # in another group, it waits for members
-            self.alone()
-            return self.to_call()
+            return self._follow_next()
         if self.at:
             self._note({name: self.values[name] for name in nodes[self.at - 1].outputs if name})
         done = -1
@@ -215,8 +258,7 @@ class RankSweep:
                 done = position
         self.at = stop
         if stop == self.front and max(len(nodes), len(leader.graph.nodes)) > stop:
-            self.alone()
-            return self.to_call()
+            return self._follow_next()
         return nodes[stop] if stop < len(nodes) else None
 
     def _all_in(self, group: Group) -> bool:
@@ -232,19 +274,12 @@ class RankSweep:
         return False
 
     def _read_group(self, group: Group) -> None:
-        """Read all nodes of a group: on ranges of values as on further ranges of the same values."""
-        expressions, operands, ranges = self.reader.expressions, list[Hashable](), set[tuple[Runs, Shape]]()
-        for name in group.reads:
-            number = self.values[name]
-            spans = expressions.ranges(number)
-            operands.append(expressions.all[number].operands if spans else number)
-            if spans or expressions.ranged(number):
-                ranges.add((spans, expressions.shape(number)))
-        spans, shape = ranges.pop() if len(ranges) == 1 else ((), None)
-        key = shape, *operands
-        wholes = group.wholes.get(key) if spans and not self.undefined else None
-        if wholes is not None and isinstance(self.values, _Followed):
-            self.values.ranges.update(dict.fromkeys(group.names, (group, spans, wholes, shape)))
+        """Read all nodes of a group: on equal parts of values as on further parts of the same values."""
+        expressions = self.reader.expressions
+        part = common_region(expressions, [self.values[name] for name in group.reads])
+        rows = self._rows(group, *part) if part is not None and not self.undefined else []
+        if part is not None and rows and isinstance(self.values, _Followed):
+            self.values.parts.update(zip(group.names, zip(repeat(part[0]), rows)))
             for name in group.readers:
                 self._store(name, self.values[name], group.readers)
             return
@@ -253,10 +288,45 @@ class RankSweep:
             for name, number in self._read(node).items():
                 self._store(name, number, group.readers)
                 numbers.append(number)
-        rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
-        behind = [row for row in operands if isinstance(row, tuple)]
-        if spans and len(rows) == len(numbers) and expressions.side_by_side([*behind, *rows]):
+        if part is not None and part[0].whole is None:
+            (spans, _, _), operands = part
+            rows = [expressions.all[number].operands for number in numbers if expressions.ranges(number) == spans]
+            if len(rows) == len(numbers) and expressions.side_by_side([*filter(is_row, operands), *rows]):
+                group.wholes[None, *operands] = rows
+
+    def _rows(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
+        """The values of which the results of a group are parts; [] where they are not known."""
+        key = region.whole, *operands
+        if key not in group.wholes:
+            part = self._on_parts if region.whole is None else self._on_values
+            rows = part(group, region, operands)
+            if not rows:
+                return rows
             group.wholes[key] = rows
+        return group.wholes[key]
+
+    def _on_values(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
+        """The results of a group on whole values; [] for a result of another shape."""
+        ((*column,),) = columns_of(operands)
+        values = dict(zip(group.reads, column))
+        for node in group.nodes:
+            number = self._on_wholes(node, tuple([values[name] for name in node.inputs]), region.whole)
+            if number is None:
+                return []
+            values[node.outputs[0]] = number
+        return [(values[name],) for name in group.names]
+
+    def _on_parts(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
+        """The results of a group on ranges of parts of whole values."""
+        expressions, parts = self.reader.expressions, list[tuple[Region, list[Column]]]()
+        for column in columns_of(operands):
+            part = common_region(expressions, column)
+            wholes = self._rows(group, *part) if part is not None and part[0].whole is not None else []
+            if part is None or not wholes:
+                return []
+            parts.append((part[0], wholes))
+        rows = [tuple([region.of(expressions, row[at]) for region, row in parts]) for at, _ in enumerate(group.names)]
+        return rows if expressions.side_by_side([*filter(is_row, operands), *rows]) else []
 
     def to_call(self) -> Node | None:
         """Read nodes up to the next call; return the call, or None at the end of the graph."""
@@ -303,33 +373,44 @@ class RankSweep:
         memo = self.reader.expressions.read
         results = memo.get(key)
         if results is None:
-            results = memo[key] = self._of_ranges(node, operands) or self._results(node, operands)
+            results = memo[key] = self._of_parts(node, operands) or self._results(node, operands)
         return dict(zip(node.outputs, results))
 
-    def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
-        """The results of an elementwise node on ranges of operands that was read for other ranges of the same.
+    def _of_parts(self, node: Node, operands: Column) -> list[int] | None:
+        """The results of an elementwise node on equal parts of values that was read for other parts of the same.
 
-        The results are noted by operands without ranges, which are alike on all ranks."""
+        The results are noted by the values, which are alike on all ranks."""
         expressions = self.reader.expressions
-        ranges = next(filter(None, map(expressions.ranges, operands)), ())
-        if not ranges or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+        if len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
             return None
-        columns: list[Sequence[int]] = []
-        for number in operands:
-            alike = expressions.ranges(number) == ranges
-            if not alike and expressions.ranged(number):
-                return None
-            columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
-        keys = [(node.encoded or b"", (RANGE, *numbers)) for numbers in zip(*columns)]
-        wholes = list(map(expressions.read.get, keys))
+        part = common_region(expressions, operands)
+        if part is None:
+            return None
+        region, columns = part[0], columns_of(part[1])
+        if region.whole is not None:
+            whole = self._on_wholes(node, columns[0], region.whole) if is_plain(self.graph, node) else None
+            return None if whole is None else [region.of(expressions, [whole])]
+        keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
+        wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
         if None not in wholes:
-            return [expressions.flat([(whole[0], *span) for whole, span in zip(wholes, ranges) if whole])]
+            return [region.of(expressions, [row[0] for row in wholes if row])]
         results = self._results(node, operands)
-        if expressions.ranges(results[0]) == ranges:
+        if expressions.ranges(results[0]) == region.ranges:
             for key, whole in zip(keys, expressions.all[results[0]].operands):
                 if expressions.elements(whole) == max(expressions.elements(number) or 0 for number in key[1][1:]):
                     expressions.read[key] = [whole]
         return results
+
+    def _on_wholes(self, node: Node, operands: Column, shape: Shape) -> int | None:
+        """The result of a plain node on values of a shape; None for another shape, and for some terms of sums."""
+        expressions, key = self.reader.expressions, (node.encoded or b"", operands)
+        if expressions.joinable(operands):
+            return None
+        if key not in expressions.read:
+            self.reader.values = self.values
+            expressions.read[key] = self.reader.results(node, operands, [shape])
+        (whole,) = expressions.read[key]
+        return whole if expressions.shape(whole) == shape else None
 
     def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""

@@ -180,14 +180,14 @@ def plain_groups(graph: Graph) -> Iterator[tuple[int, list[list[int]]]]:
     kind: results of one element in front, then nodes with operands from one another."""
     begun: int | None = None
     for position, node in enumerate([*graph.nodes, None]):
-        if node is not None and _is_plain(graph, node):
+        if node is not None and is_plain(graph, node):
             begun = position if begun is None else begun
         elif begun is not None:
             yield begun, _groups(graph, range(begun, position))
             begun = None
 
 
-def _is_plain(graph: Graph, node: Node) -> bool:
+def is_plain(graph: Graph, node: Node) -> bool:
     """Return whether a node is elementwise, on floats, without a rule or a draw."""
     if len(node.outputs) != 1 or node.encoded is None or node.captures or "" in node.inputs:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
@@ -137,10 +137,25 @@ class Sweep:
                 default=(0, 0),
             )
             near_one = [(firsts[nearest][0], order)] if firsts else []
-            if not any(sweep.follow(*leader) for leader in (*near_one, *leaders)):
+            in_front = [(leader, near) for near in near_one for leader in self._in_front(sweep, *near, leaders)]
+            if not (
+                any(sweep.follow(*leader, behind) for leader, behind in in_front)
+                or any(sweep.follow(*leader) for leader in (*near_one, *leaders))
+            ):
                 leaders.append((sweep, order))
             if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
                 firsts.append((sweep, inputs))
+            order.sweeps.append(sweep)
+
+    def _in_front(
+        self, sweep: RankSweep, near: RankSweep, order: NodeOrder, leaders: Sequence[tuple[RankSweep, NodeOrder]]
+    ) -> Iterator[tuple[RankSweep, NodeOrder]]:
+        """Sweeps over further nodes with the first input that a sweep has unlike the nearest sweep over its nodes."""
+        name = order.unlike(sweep, near)
+        for _, nodes in leaders if name else ():
+            leader = nodes.with_input(name, sweep.values.get(name)) if nodes is not order else None
+            if leader is not None:
+                yield leader, nodes
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
@@ -220,14 +235,18 @@ class Sweep:
 
     def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
         """The results of a call, of each member."""
-        axes, members = self.mesh.split(str(nodes[0].attributes["group"])), [self.sweeps[rank] for rank in ranks]
-        operands = tuple([sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)])
-        signatures = []
-        for rank, sweep, node in zip(ranks, members, nodes):
+        axes = self.mesh.split(str(nodes[0].attributes["group"]))
+        read: dict[int, tuple[tuple[int, ...], CallSignature]] = {}
+        """Ranks in one sweep wait at one node."""
+        for rank, node in zip(ranks, nodes):
+            sweep = self.sweeps[rank]
             try:
-                signatures.append(self._signature(node, self._types(sweep, node)))
+                if id(sweep) not in read:
+                    read[id(sweep)] = sweep.operands(node, node.inputs), self._signature(node, self._types(sweep, node))
             except InputError as error:
                 raise UnpairedCall(rank, node, error.message, "a call that its operands allow") from None
+        members = [read[id(self.sweeps[rank])] for rank in ranks]
+        operands, signatures = tuple([numbers for numbers, _ in members]), [signature for _, signature in members]
         for rank, node, signature in zip(ranks, nodes, signatures):
             if signature != signatures[0]:
                 raise UnpairedCall(rank, node, str(signature), f"{signatures[0]}, as rank {ranks[0]} has")

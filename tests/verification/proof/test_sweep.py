@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import edit_rank, edit_ranks
 from onnx import ModelProto, helper, numpy_helper
@@ -11,6 +12,7 @@ from plants import gradient_calls
 from test_proof_prove import SETS, SPLIT_SETS, sharded
 
 import gopt
+from gopt.verification.proof import rank_sweep
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import UNDEFINED, RankSweep, SweptValues
@@ -20,7 +22,8 @@ from gopt.verification.proof.sweep import Sweep
 CASES = [
     *(("gpt_adamw", kind) for kind in ("copies", "hybrid", "all", "three axes")), ("mlp_adamw", "weighted"),
     ("mlp_adamw", "broadcast parts"), ("cnn_mom_fp16", "hybrid"), ("mlp_adamw_fp16_scaler", "hybrid"),
-    ("mlp_mom_clip_sched", "hybrid"),
+    ("mlp_mom_clip_sched", "hybrid"), ("gpt_adamw", "buckets of parts"), ("gpt_adamw", "micro-steps of parts"),
+    ("cnn_sgd", "rows and channels"),
 ]  # fmt: skip
 
 
@@ -41,6 +44,7 @@ def test_a_follower_has_the_values_it_has_alone(
         read = dict(sweep.expressions.read)
         with monkeypatch.context() as patch:
             patch.setattr(Sweep, "_follow", lambda self, sweeps: None)
+            patch.setattr(rank_sweep, "common_region", lambda *_: None)  # all nodes by the laws
             alone = [{**values} for values in run(sweep, graphs, [dict(values) for values in inputs], distances)]
         sweep._calls.clear()
         sweep.expressions.read = read
@@ -55,6 +59,34 @@ def test_a_follower_has_the_values_it_has_alone(
     monkeypatch.setattr(Sweep, "run", both)
     Prover(folder_relation(tmp_path / "ranks")).run()
     assert followers
+
+
+@pytest.mark.parametrize("constant", ["", "half_root", "epsilon"])
+def test_a_rank_follows_the_same_part_of_the_computation_then_the_same_shard(
+    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 3 has the part of rank 1 and the nodes of rank 2; another constant in either half of its file is seen."""
+    assert sharded("gpt_adamw", SPLIT_SETS["buckets of parts"], tmp_path / "ranks")
+    leaders = dict[int, list[int]]()
+    follow = RankSweep.follow
+
+    def noted(sweep: RankSweep, leader: RankSweep, *rest) -> bool:  # type: ignore[no-untyped-def]
+        follows = follow(sweep, leader, *rest)
+        if follows and not constant:
+            leaders[sweep.rank] = [leader.rank, *(behind.rank for behind, _ in rest[1:])]
+        return follows
+
+    def edit(model: ModelProto) -> None:
+        value = {"half_root": 0.5**0.5, "epsilon": 1e-6}[constant]
+        scalars = (tensor for tensor in model.graph.initializer if not (tensor.dims or tensor.external_data))
+        (tensor,) = (tensor for tensor in scalars if numpy_helper.to_array(tensor) == np.float32(value))
+        tensor.CopyFrom(numpy_helper.from_array(np.float32(1.5 * value), tensor.name))
+
+    monkeypatch.setattr(RankSweep, "follow", noted)
+    if constant:
+        edit_rank(tmp_path / "ranks", 3, edit)
+    assert gopt.prove(tmp_path / "ranks").verdict is (ProofVerdict.DIFFERENT if constant else ProofVerdict.PROVEN)
+    assert constant or leaders[3] == [1, 2]
 
 
 def test_a_result_of_the_leader_alone_is_no_value_of_a_follower(tmp_path: Path) -> None:
