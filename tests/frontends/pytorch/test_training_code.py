@@ -230,6 +230,34 @@ def test_a_state_that_changes_its_shape_is_refused_by_name(tmp_path):
         export(made, tmp_path / "step.onnx")
 
 
+class Sized(torch.nn.Module):
+    """Its buffer is made for the rows of the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("scale", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        if len(self.scale) != len(x):
+            self.scale = torch.linspace(1, 2, len(x))
+        return self.inner(x) * self.scale[:, None]
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_buffer_made_by_the_first_batch_is_there_behind_a_call(called, tmp_path):
+    module = Sized()
+    if called:
+        module(batch()["x"])
+    made = module, plain, torch.optim.SGD(module.parameters(), 0.1), batch()
+    if called:
+        export(made, tmp_path / "step.onnx")
+        return
+    with pytest.raises(UnsupportedError, match=r"module changes the shape of its buffer 'scale': \[1\]") as refused:
+        export(made, tmp_path / "step.onnx")
+    assert "call the module once" in " ".join(refused.value.hints)
+
+
 def test_a_permutation_is_an_input(tmp_path):
     def mixed(module, given):
         order = torch.randperm(4)
