@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.manifest_entries import RankEntry
@@ -24,14 +24,23 @@ from gopt.text.sanitize import show
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
 
 
+class GroupCalls(NamedTuple):
+    """The phase and the node of each message, and of one call of each kind on operands of equal types.
+
+    ``width``: of size and index of a member, 1 where the calls say the same of all members of the group, else 2."""
+
+    nodes: list[tuple[str, Node]]
+    width: int
+
+
 @dataclass(slots=True)
 class CheckedRanks:
-    """Matching parts so far: a rank's parts, by identity -> the different calls; and all possible calls of groups."""
+    """Matching parts so far: a rank's parts, by identity -> the different calls by group; and all possible calls."""
 
-    calls: dict[Hashable, list[tuple[str, Node]]] = field(default_factory=dict)
+    calls: dict[Hashable, dict[str, GroupCalls]] = field(default_factory=dict)
     allowed: set[Hashable] = field(default_factory=set)
-    groups: dict[Hashable, set[tuple[str, tuple[int, int]]]] = field(default_factory=dict)
-    """Content of a rank -> groups with the size and the index of a member whose calls are all allowed."""
+    groups: dict[Hashable, dict[str, set[tuple[int, ...]]]] = field(default_factory=dict)
+    """Content of a rank -> group -> sizes and, where it matters, indices of members whose calls are all allowed."""
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
@@ -84,17 +93,18 @@ def check_rank(
         """The number of members of the rank's group, and the rank's index."""
         return mesh.size(group), mesh.index(group, member)
 
-    allowed = checked.groups.setdefault(content, set())
-    settled = {group for group in {group for group, _ in allowed} if (group, place(group)) in allowed}
-    for phase, node in checked.calls[content]:
-        if node.op_type in MESSAGES:
-            _check_message(files[phase], graphs[phase], node)
-        elif node.attributes.get("group") not in settled:
-            _check_call(files[phase], place, graphs[phase], node, checked.allowed)
-    groups = {
-        str(node.attributes.get("group", "")) for _, node in checked.calls[content] if node.op_type not in MESSAGES
-    }
-    allowed.update((group, place(group)) for group in groups - {""})
+    allowed = checked.groups.setdefault(content, {})
+    for group, calls in checked.calls[content].items():
+        seats = allowed.setdefault(group, set())
+        if seats and place(group)[: calls.width] in seats:
+            continue
+        for phase, node in calls.nodes:
+            if node.op_type in MESSAGES:
+                _check_message(files[phase], graphs[phase], node)
+            else:
+                _check_call(files[phase], place, graphs[phase], node, checked.allowed)
+        if group:
+            seats.add(place(group)[: calls.width])
     if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
         phase, where, what = wrong
         _refuse(files[phase], where, what)
@@ -173,16 +183,28 @@ def _operands(graph: Graph, node: Node) -> tuple[tuple[str, Any], ...]:
     return tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
 
 
-def _different_calls(graphs: Mapping[str, Graph]) -> list[tuple[str, Node]]:
-    """The phase and the node of each message, and of one call of each kind on operands of equal types."""
-    result: dict[Hashable, tuple[str, Node]] = {}
+def _different_calls(graphs: Mapping[str, Graph]) -> dict[str, GroupCalls]:
+    """Messages and different calls by group; "" for messages and for calls that name no group."""
+    different: dict[Hashable, tuple[str, Node]] = {}
     for phase, graph in graphs.items():
         for node in graph.nodes:
             if node.domain == COMM:
                 apart = node.encoded is None or node.op_type in MESSAGES
                 key = id(node) if apart else (phase, node.encoded, _operands(graph, node))
-                result.setdefault(key, (phase, node))
-    return list(result.values())
+                different.setdefault(key, (phase, node))
+    result: dict[str, list[tuple[str, Node]]] = {}
+    for phase, node in different.values():
+        group = "" if node.op_type in MESSAGES else str(node.attributes.get("group", ""))
+        result.setdefault(group, []).append((phase, node))
+    return {
+        group: GroupCalls(nodes, 1 + any(_has_shares(node.attributes) for _, node in nodes))
+        for group, nodes in result.items()
+    }
+
+
+def _has_shares(attributes: Mapping[str, Any]) -> bool:
+    """Return whether a call may say other things of each member."""
+    return "root" in attributes or any(isinstance(value, list | tuple) for value in attributes.values())
 
 
 def _share(attributes: Mapping[str, Any], size: int, index: int) -> tuple[Any, ...]:

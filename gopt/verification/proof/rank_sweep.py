@@ -57,6 +57,7 @@ class NodeOrder:
         self.sweeps: list[RankSweep] = []
         self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
         self._names: dict[int, list[str]] = {}
+        self._behind: dict[int, dict[str, list[int]]] = {}
 
     @cached_property
     def calls(self) -> list[int]:
@@ -73,6 +74,13 @@ class NodeOrder:
             for name in node.reads if node.domain != COMM else ():
                 readers.setdefault(name, []).append(position)
         return readers
+
+    def readers_behind(self, at: int) -> dict[str, list[int]]:
+        """The positions of readers from a position on."""
+        if at not in self._behind:
+            rows = ((name, positions[bisect_left(positions, at) :]) for name, positions in self.readers.items())
+            self._behind[at] = {name: positions for name, positions in rows if positions}
+        return self._behind[at]
 
     @cached_property
     def groups(self) -> dict[int, Group]:
@@ -194,12 +202,13 @@ class RankSweep:
             self.leader, self.order = leader, order = behind
             self.front = len(self.graph.nodes)
             before, _ = leader.in_front(self.at, order)
-            values.own = dict(values.leaders.items() - before.items()) | values.own
-            values.leaders = leader.values
+            apart = {name: number for name, number in values.leaders.items() if before.get(name) != number}
+            unlike = (name for name, number in values.own.items() if leader.values.get(name) != number)
+            readers = order.readers_behind(self.at)
+            names = readers.keys() & {*apart, *unlike, *values.parts}
+            self.changed = sorted({position for name in names for position in readers[name]})
+            values.own, values.leaders = apart | values.own, leader.values
             self.reader.follow(leader.reader.widened)
-            unlike = [name for name, number in values.own.items() if leader.values.get(name) != number]
-            readers = {position for name in (*unlike, *values.parts) for position in order.readers.get(name, ())}
-            self.changed = sorted(position for position in readers if position >= self.at)
         return self.to_call()
 
     def _fits(self, leader: RankSweep, order: NodeOrder, front: int) -> bool:
