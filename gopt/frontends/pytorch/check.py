@@ -128,6 +128,7 @@ def compare(
     again in float64, without rounding differences. ``branches``: conditions among the values of the graph, with their
     lines; up to BRANCHED steps are compared until both sides are taken.
     """
+    _refuse_new_shapes(graph)
     shown = {name: graph.types[name] for name in branches if name in graph.types}
     graph = replace(graph, outputs={**graph.outputs, **shown})
     try:
@@ -138,6 +139,17 @@ def compare(
                 check = _compared(graph, recipe, run_seen, options, draws, hyper, branches, wide=True)
                 return replace(check, rounding=difference.what)
         raise _refusal(difference) from None
+
+
+def _refuse_new_shapes(graph: Graph) -> None:
+    """Raise UnsupportedError for a state of another shape behind the step."""
+    for name, type in graph.inputs.items():
+        after = graph.types.get(f"{name}_out", type)
+        if type.static and after.static and after.dims != type.dims:
+            raise UnsupportedError(
+                f"the step changes the shape of its state {name!r}: {[*type.dims]} becomes {[*after.dims]}",
+                "a state of a graph has one shape in all steps",
+            )
 
 
 def _compared(

@@ -60,10 +60,11 @@ def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.T
     changed = next((cell for cell in cells if cell.current.shape != start[cell.name].shape), None)
     if changed is not None:
         old, new = list(start[changed.name].shape), list(changed.current.shape)
-        raise UnsupportedError(
-            f"the optimizer changes the shape of its state {show(changed.name)}: {old} becomes {new}",
-            "a state of a graph has one shape in all steps",
-        )
+        text, hint = "the optimizer changes the shape of its state", "a state of a graph has one shape in all steps"
+        if changed.owner is None:
+            text = "the module changes the shape of its buffer"
+            hint += ": call the module once on a batch before the export, if it makes the buffer there"
+        raise UnsupportedError(f"{text} {show(changed.name)}: {old} becomes {new}", hint)
     return frozenset(
         cell.owner
         for cell, stored in zip(cells, stored_cells)

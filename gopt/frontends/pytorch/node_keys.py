@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 _ATEN = torch.ops.aten
 _COPIES = {
@@ -72,4 +73,5 @@ def _form(node: torch.fx.Node) -> Any:
 
 
 def _bytes(value: torch.Tensor) -> bytes:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    with _disable_current_modes():  # a trace would go on with nodes that read the constant
+        return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

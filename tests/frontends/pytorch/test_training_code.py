@@ -214,7 +214,7 @@ def test_what_cannot_be_traced_is_refused_with_its_line(tmp_path):
 
 
 class Reshaped(torch.optim.SGD):
-    """Its state gets another shape in the step that stores it."""
+    """Its state has another shape for a while, in each step."""
 
     def step(self, closure=None):
         for each in self.param_groups[0]["params"]:
@@ -223,11 +223,51 @@ class Reshaped(torch.optim.SGD):
         super().step(closure)
 
 
+class Growing(torch.optim.SGD):
+    """Its state has one more row in each step."""
+
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            rows = [self.state[each]["seen"]] if "seen" in self.state[each] else []
+            self.state[each]["seen"] = torch.cat([*rows, each.grad.detach().sum().reshape(1)])
+        super().step(closure)
+
+
 def test_a_state_that_changes_its_shape_is_refused_by_name(tmp_path):
     module = net()
-    made = module, plain, Reshaped(module.parameters(), 0.1), batch()
-    with pytest.raises(UnsupportedError, match=r"changes the shape of its state '0.weight.sum': \[8, 6\]"):
+    made = module, plain, Growing(module.parameters(), 0.1), batch()
+    with pytest.raises(UnsupportedError, match=r"the shape of its state '0.weight.seen': \[1\] becomes \[2\]"):
         export(made, tmp_path / "step.onnx")
+    module = net()
+    export((module, plain, Reshaped(module.parameters(), 0.1), batch()), tmp_path / "step.onnx")
+
+
+class Sized(torch.nn.Module):
+    """Its buffer is made for the rows of the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+        self.register_buffer("scale", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        if len(self.scale) != len(x):
+            self.scale = torch.linspace(1, 2, len(x))
+        return self.inner(x) * self.scale[:, None]
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_buffer_made_by_the_first_batch_is_there_behind_a_call(called, tmp_path):
+    module = Sized()
+    if called:
+        module(batch()["x"])
+    made = module, plain, torch.optim.SGD(module.parameters(), 0.1), batch()
+    if called:
+        export(made, tmp_path / "step.onnx")
+        return
+    with pytest.raises(UnsupportedError, match=r"module changes the shape of its buffer 'scale': \[1\]") as refused:
+        export(made, tmp_path / "step.onnx")
+    assert "call the module once" in " ".join(refused.value.hints)
 
 
 def test_a_permutation_is_an_input(tmp_path):
