@@ -31,7 +31,7 @@ class TorchParameter:
     key of the parameter's state."""
     others: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     """The table has keys of the parameter's state with values that are no tensors and no numbers; the key is absent
-    when there is none. A table with the key dict is a dict as pairs. A table with the key state or number has the name
+    without such keys. A table with the key dict is a dict as pairs. A table with the key state or number has the name
     of the step's state there, a tensor or a number."""
 
 
@@ -46,14 +46,14 @@ class TorchGroup:
     rate: DefaultValue | None = field(default=None, metadata=OPTIONAL)
     """The learning rate of the group follows this value; the key is absent where the group has none."""
     counters: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
-    """The table has options that each step changes; the key is absent when there is none. The value is the step's state
-    that has the option that the key names."""
+    """The table has options that each step changes; the key is absent without such options. The value is the step's
+    state that has the option that the key names."""
     states: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     """The table has options with tensors that each step changes, in the form of a parameter's others; the key is absent
-    when there is none."""
+    without such options."""
     moved: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
     """The table has options beside the rate that a scheduler moves, with the values that they follow, such as momentum;
-    betas_0 is the first member of betas. The key is absent when there is none."""
+    betas_0 is the first member of betas. The key is absent without such options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class TorchOptimizer:
     the same as none."""
     unowned: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     """The table has the optimizer's states without a parameter, in the form of a parameter's others; the key is absent
-    when there is none."""
+    without such states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +96,25 @@ class TorchRecord:
     """The table has the names of the state dict of a loss that is a module; the key is absent where it has none. The
     value is the state or constant of the step that has the tensor that the key names."""
     averages: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
-    """The table has the parameters of which the step keeps moving averages; the key is absent where it keeps none. The
+    """The table has the parameters with moving averages in the step; the key is absent without moving averages. The
     value is the state that has the average of the parameter that the key names."""
     optimizers: tuple[TorchOptimizer, ...]
     """The list has the optimizers in the order in which the factory returned them."""
     scheduler: TorchScheduler | None = field(default=None, metadata=OPTIONAL)
-    """The learning rate follows this scheduler; the key is absent where there is none, or where its count of steps is
+    """The learning rate follows this scheduler; the key is absent without a scheduler, or where its count of steps is
     not all of its state."""
     scaler: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     """The table has keys of the gradient scaler's state dict; the key is absent where the loss is not scaled
     dynamically. The value is the step's state for the key."""
     lost: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-    """The list has names of the module's state dict whose values are no tensors of the module; the key is absent when
-    there is none. Each item is a name of the module's state dict."""
+    """The list has names of the module's state dict whose values are no tensors of the module; the key is absent
+    without such names. Each item is a name of the module's state dict."""
     outputs: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     """The list has the values of the step that the module returns; the key is absent when none is known. Each item is
     the name of a value."""
     inputs: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
-    """The table has the tensors that the module's forward was called with, by their names there; the key is absent when
-    there is none. The value is the input or other value of the step that stands for the argument that the key names."""
+    """The table has the tensors that the module's forward was called with, by their names there; the key is absent
+    without such tensors. The value is the input or other value of the step for the argument that the key names."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, str], name: str) -> TorchRecord | None:

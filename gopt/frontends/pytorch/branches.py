@@ -31,7 +31,7 @@ class Branch:
 @dataclass(slots=True)
 class Branches:
     """The conditions of a trace by key; ``paths``: most paths through the code of an optimizer, and most conditions on
-    a path; ``conditions``: all so far, ``decided``: those of the present path."""
+    a path; ``conditions``: all so far, ``decided``: the present path's."""
 
     paths: int = PATHS
     conditions: dict[int, Branch] = field(default_factory=dict)

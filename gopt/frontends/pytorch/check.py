@@ -54,13 +54,13 @@ LIMITS = {
 }
 """By the narrow type of a step."""
 WIDE = CheckLimits(1e-6, 1e-4, 2.0**-52, 1e-9, 2.0**-50)
-"""In float64, where constants of the exported step are still those of float32: 1 - 0.999 is off by 1e-5."""
+"""In float64, where constants of the exported step are still float32's: 1 - 0.999 is off by 1e-5."""
 NOISE = 64.0
 """Allowed as well: this many times what a disturbance in the last place does."""
 NARROW_NOISE = 8.0
 """And this many times what a disturbance of each bfloat16 or float16 result does, in its last place."""
 KERNELS = 4.0
-"""And this many times what other kernels of PyTorch do: those of oneDNN for convolutions round more than the plain ones
+"""And this many times what other kernels of PyTorch do: oneDNN's for convolutions round more than the plain ones
 that exports follow."""
 DOUBTFUL = 20.0
 """Up to this many times a limit, a difference in float32 may be rounding that training amplifies, and float64 tells."""

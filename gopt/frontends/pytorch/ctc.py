@@ -1,7 +1,7 @@
 """CTC loss, which has no ONNX form: its sums over alignments, step by step in time, as ATen operators.
 
 A state is a label, or a blank before, between or behind labels. ``alphas`` sum the alignments that lead to a state,
-``betas`` those that lead from it to an end, both as logarithms. The gradient is PyTorch's: that of a log-softmax.
+``betas`` the alignments from the state to an end, both as logarithms. The gradient is PyTorch's: a log-softmax's.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _PREFIXES = ("app.model.", "model.", "state_dict.", "states.")
 
 
 class _Metadata(pickle.Unpickler):
-    """Reads metadata, and refuses whatever is none by its name."""
+    """Reads metadata, and refuses anything else by its name."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _CLASSES:
@@ -125,7 +125,7 @@ class DcpFolder:
                 )
                 if part is None or part.type != TensorType(type.dtype, sizes) or not inside:
                     raise InputError(
-                        f"the piece of {show(key)} at {show(list(offsets))} is not that of the metadata", _AGAIN
+                        f"the piece of {show(key)} at {show(list(offsets))} differs from the metadata", _AGAIN
                     )
                 place = tuple(map(slice, offsets, ends))
                 whole[place], filled[place] = part.numpy(), True
@@ -183,7 +183,7 @@ def read_dcp(path: str, record: TorchRecord, types: Mapping[str, TensorType], no
 
 
 def _groups(record: TorchRecord) -> dict[str, TorchGroup]:
-    """A group by its number among those of all optimizers, and by the names of its parameters in the module."""
+    """A group by its number among the groups of all optimizers, and by the names of its parameters in the module."""
     groups = [group for optimizer in record.optimizers for group in optimizer.groups]
     by_name = {parameter.name: group for group in groups for parameter in group.parameters}
     owners = {key: by_name[name] for key, name in record.module.items() if name in by_name}
@@ -228,7 +228,7 @@ class _Writer(filesystem.FileSystemWriter):
 
 
 def save_dcp(path: str | os.PathLike[str], output: str | os.PathLike[str], *, all_states: bool = False) -> StateDict:
-    """Write the module's state dict as a new folder, under ``model``; with ``all_states`` those of the optimizers by
+    """Write the module's state dict as a new folder, under ``model``; with ``all_states`` the optimizers' states by
     the names of parameters too, under ``optim``, as FSDP2 has them.
 
     Raises OptionError where the folder exists, or for ``all_states`` of a step not exported from PyTorch, InputError

@@ -221,7 +221,7 @@ def pow_scalar(base: Any, exponent: Any) -> Any:
 
 
 def pow_of_two_types(base: Any, exponent: Any) -> Any:
-    """Give base and exponent the type of the result: Pow of ONNX has that of the base."""
+    """Give base and exponent the type of the result: Pow of ONNX has the base's."""
     if base.dtype is exponent.dtype:
         return NotImplemented
     kind = torch.result_type(base, exponent)

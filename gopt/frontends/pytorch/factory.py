@@ -78,7 +78,7 @@ class Recipe:
         copied = Recipe(*(copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)))
         for old, new in zip(self.optimizers, copied.optimizers):
             for key, value in vars(old).items():
-                if key not in vars(new) and key != "step":  # that of a scheduler is bound to the old one
+                if key not in vars(new) and key != "step":  # a scheduler's is bound to the old one
                     vars(new)[key] = copy.deepcopy(value, memo)
                 elif key in OPTIMIZER_HOOKS:
                     vars(new)[key] = copy.copy(value)
@@ -211,7 +211,7 @@ def make_recipe(parts: Any) -> Recipe:
     is_scheduler = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")
     if scheduler is not None and not is_scheduler:
         raise InputError(
-            f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}",
+            f"the scheduler is not of torch.optim.lr_scheduler, but {type(scheduler).__name__}",
             "return a scheduler of torch.optim.lr_scheduler, or none",
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -289,7 +289,7 @@ def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
 
 
 def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
-    """Names for a tuple: those of ``forward``, and ``target``; wrappers have the inner module's."""
+    """Names for a tuple: the names of ``forward``, and ``target``; wrappers have the inner module's."""
     if isinstance(module, torch.nn.DataParallel):
         module = module.module
     module = getattr(module, "_orig_mod", module)  # of torch.compile

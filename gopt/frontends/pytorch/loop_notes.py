@@ -167,7 +167,7 @@ def _decay(statement: ast.AST) -> str:
     """The factor of the old value in a moving average, or ''."""
     calls = {called(node).rpartition(".")[2]: node for node in ast.walk(statement) if isinstance(node, ast.Call)}
     if "AveragedModel" in calls:
-        return "that of its multi_avg_fn"
+        return "the factor of its multi_avg_fn"
     if "lerp_" in calls and len(calls["lerp_"].args) == 2:
         return _rest(calls["lerp_"].args[1])
     if "mul_" in calls and "add_" in calls and calls["mul_"].args:

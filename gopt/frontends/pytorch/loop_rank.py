@@ -202,11 +202,11 @@ class Rank:
 
     def load(self, folder: PathText, *, step: int | None = None) -> None:
         """Take the states of a checkpoint of gopt, the newest by default; any engine may have written it. Raises
-        OptionError where there is none."""
+        OptionError without a checkpoint."""
         checkpoints = self._checkpoints(folder)
         complete = checkpoints.steps()
         if not complete or step not in (None, *complete):
-            otherwise = "rank.load_dcp reads it" if (Path(folder) / DCP_FILE).is_file() else "there is none"
+            otherwise = "rank.load_dcp reads it" if (Path(folder) / DCP_FILE).is_file() else "there is no checkpoint"
             known = f"there are {listed([*map(str, complete)])}" if complete else otherwise
             raise OptionError(f"{folder} has no checkpoint{'' if step is None else f' of step {step}'}", known)
         self.steps = complete[-1] if step is None else step
@@ -304,7 +304,7 @@ class Rank:
 
 
 class _Evaluation:
-    """A model of the forward in evaluation mode; ``states``: those of the source that it reads."""
+    """A model of the forward in evaluation mode; ``states``: the source's states that the model reads."""
 
     def __init__(self, rank: Rank, path: Path) -> None:
         graph = load_graph(path)

@@ -32,7 +32,7 @@ class Schedules(Enum):
 
 
 class Draws(Enum):
-    """Where random numbers, such as those of dropout, come from."""
+    """Where random numbers, such as dropout's, come from."""
 
     INPUTS = "inputs"
     """Inputs ``draw_0``, ``draw_1``, … with what they are drawn from: ``gopt run`` draws them by a seed."""

@@ -97,7 +97,7 @@ class Walk:
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # what was walked, so that its id is not that of a later object
+        self._kept: list[Any] = []  # what was walked, so that no later object has its id
 
     def values(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         """Yield path and value of everything below ``value``; the length stands for a container."""

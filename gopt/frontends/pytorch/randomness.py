@@ -64,7 +64,7 @@ class RandomSource(TorchDispatchMode):
         if torch._C._current_graph_task_id() != -1:
             raise UnsupportedError(
                 "the step draws random numbers in its backward (dropout inside gradient checkpointing): PyTorch "
-                "repeats those of the forward there, and inputs would not",
+                "repeats the forward's there, and inputs would not",
                 "leave dropout out of what is checkpointed",
             )
         rule = _RULES.get(func)

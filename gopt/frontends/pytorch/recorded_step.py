@@ -150,7 +150,7 @@ class RecordedStep:
     def _at_any_size(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
         """The step as a model of any number of samples, from models of the first two sizes with equal structure."""
         refusals = []
-        if self._uses is None:  # forward and backward are those of every way
+        if self._uses is None:  # forward and backward are the same in every way
             advance("looking for branches on the number of samples")
             with quiet():
                 self._uses = self._uses_of_size()

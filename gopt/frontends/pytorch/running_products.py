@@ -1,6 +1,6 @@
 """Running products, which have no ONNX form at the opset of an export, as products of ever longer runs.
 
-The gradient is that of these products: exact where factors are zero, and without the values that PyTorch's looks at.
+The gradient follows these products: exact where factors are zero, and without the values that PyTorch's looks at.
 """
 
 from __future__ import annotations
@@ -27,5 +27,5 @@ def cumprod_in_place(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> A
 
 
 for operator, form in ((OPERATOR, cumprod), (torch.ops.aten.cumprod_.default, cumprod_in_place)):
-    if torch._C.DispatchKey.Autograd not in operator.py_kernels:  # read in a trace alone, as those of torch._decomp are
+    if torch._C.DispatchKey.Autograd not in operator.py_kernels:  # read in a trace alone, as torch._decomp's are
         operator.py_impl(torch._C.DispatchKey.Autograd)(form)

@@ -24,7 +24,7 @@ from gopt.runtime.pytorch.tensors import array_over
 from gopt.text.sanitize import show
 
 _MODULES = ("model", "state_dict", "model_state_dict")
-"""Keys of the module's state dict among those of a training."""
+"""Keys of the module's state dict among a training's keys."""
 _OPTIMIZERS = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_states")
 """Keys of the optimizers' state dicts."""
 SCHEDULERS = ("scheduler", "lr_scheduler")
@@ -279,7 +279,7 @@ def _by_position(
     sizes, wanted = [len(group) for group in numbers], [len(group.parameters) for group in optimizer.groups]
     if sizes != wanted:
         raise InputError(
-            f"the optimizer has groups of {sizes} parameters, that of the step of {wanted}",
+            f"the optimizer has groups of {sizes} parameters, the step's optimizer of {wanted}",
             _OTHER,
         )
     return result, groups

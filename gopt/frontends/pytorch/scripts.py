@@ -356,8 +356,8 @@ def _assignments(tree: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Itera
 
 
 def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
-    """Names a backward begins at, with the function giving each its value where that takes two values: that of an
-    output and a target."""
+    """Names a backward begins at, with the function giving each its value where the function takes two values: an
+    output's and a target's."""
     ends = {called(node).removesuffix(".backward") for node in ast.walk(tree) if called(node).endswith(".backward")}
     values = {name: assignments[name] for name in assignments if name in ends}
     return {name: called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}

@@ -235,7 +235,7 @@ def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
 
 def _settles(rest: Any) -> bool:
     """Return whether the rest of a division by a multiple of the size is a single formula from small sizes on: with
-    small numbers after removing the common factor. The rest of 5 by 5 n is five times that of 1 by n."""
+    small numbers after removing the common factor. The rest of 5 by 5 n is five times the rest of 1 by n."""
     numbers = [int(factor) for side in rest.args for factor in _factors(side)]
     shared = math.gcd(*numbers) or 1
     small = all(abs(number) // shared <= _SMALL for number in numbers)

@@ -100,7 +100,7 @@ class _UserObjects(Walk):
 
 
 class _Tensors(_UserObjects):
-    """Tensors, including those of modules outside of the recipe."""
+    """Tensors, including the tensors of modules outside of the recipe."""
 
     whole = tuple(kind for kind in _UserObjects.whole if kind is not torch.nn.Module)
 

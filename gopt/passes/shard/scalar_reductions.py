@@ -77,7 +77,7 @@ class ScalarReductions:
 
     def _join(self, reduction: ScalarReduction, stages: list[list[tuple[str, int]]]) -> tuple[str, str]:
         """One value per rank for a reduction, and the call's way to join them; values of a stage are joined before they
-        meet those of another. A flag travels as a count."""
+        meet another stage's. A flag travels as a count."""
         for node in reduction.inner:
             self.rewriter.remove(node, "joined before the call")
         types = self.rewriter.graph.types

@@ -189,7 +189,7 @@ class FolderCheck(NodeChecker):
     def _program(
         self, head: Mapping[str, Any], graph: Graph, fed: Mapping[str, int], lead: CheckedProgram | None
     ) -> CheckedProgram:
-        """The lines of a graph; values without a line are those of ``lead``."""
+        """The lines of a graph; values without a line come from ``lead``."""
         if (line := self.next(next(iter(head)))) != head:
             raise WrongLine(json.dumps(line), json.dumps(head))
         program = CheckedProgram(head, graph, dict(fed))
@@ -275,7 +275,7 @@ class FolderCheck(NodeChecker):
                 raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
         for name, number in self.shown.items():
             if local.values.get(name, update.values.get(name)) != number:
-                raise WrongLine(f"expression {number} of {name}", "that of the source")
+                raise WrongLine(f"expression {number} of {name}", "the expression of the source")
 
     def _combination(self, line: dict[str, Any], local: CheckedProgram) -> int:
         """A value combined over all batches by the rule of the manifest."""
@@ -434,7 +434,7 @@ class FolderCheck(NodeChecker):
             raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
 
     def _parts(self, number: int) -> list[int]:
-        """The expressions of which an expression is elements in a row."""
+        """The expressions behind an expression of elements in a row."""
         op, _, operands, shape = self.forms[number]
         inner = [part for of in operands for part in self._parts(of)] if op in ("view", "flat", "take") else [number]
         return inner if prod(shape or ()) else []

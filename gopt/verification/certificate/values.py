@@ -171,7 +171,7 @@ def _usual(op: str, opset: int) -> dict[str, Any]:
 
 class PointValues(PrimeField):
     """The expressions of a certificate by number, and their values: dimensions for the axes of members, of length 1
-    where members agree, in front of those of the shape. ``extents``: the size of each axis."""
+    where members agree, in front of the dimensions of the shape. ``extents``: the size of each axis."""
 
     def __init__(self, extents: Mapping[str, int], seed: str) -> None:
         super().__init__(seed)

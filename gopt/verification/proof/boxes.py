@@ -236,8 +236,8 @@ class Boxes(Movements):
         return self._shapes.get(root, ())
 
     def boxes(self, number: int) -> Iterator[Box]:
-        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes, those of
-        the source in front."""
+        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes, the
+        source's in front."""
         box = self.box(number)
         if box is None:
             return
@@ -247,13 +247,13 @@ class Boxes(Movements):
             yield from self._reshaped(*box, part)
 
     def wholes_of(self, number: int) -> Iterator[Box]:
-        """The box of a part, and the boxes of the part in values of which the source has a part around."""
+        """The box of a part, and the boxes of the part in values that surround the part in the source."""
         if (box := self.box(number)) is not None:
             yield box
             yield from self._raw(number).items()
 
     def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
-        """A whole value in the shapes where a selection has the shape ``part``, those of the source in front."""
+        """A whole value in the shapes where a selection has the shape ``part``, the source's shapes in front."""
         shape = self._sizes(whole) or ()
         for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
@@ -387,7 +387,7 @@ class Boxes(Movements):
         return self.in_rows(results, cast(int, axis))
 
     def in_rows(self, numbers: Sequence[int], axis: int) -> int:
-        """Values behind one another of which some are constant rows, or were."""
+        """Values behind one another, some with present or past constant rows."""
         number = self.concatenated(numbers, axis)
         if self.all[number].op == CONCAT:
             self.pad(number)

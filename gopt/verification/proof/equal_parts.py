@@ -48,7 +48,7 @@ def common_region(expressions: Boxes, operands: Iterable[int]) -> tuple[Region, 
         if op != FLAT:
             box = expressions.box(number)
             if box is None or any(runs is not None and size == 1 for runs, size in zip(box[1], shape or ())):
-                return None  # a dimension of length 1 may be that of a value that does not follow the dimension
+                return None  # a dimension of length 1 may belong to a value that does not follow the dimension
             part, values = (box[1], expressions.shape(box[0]), shape), box[:1]
         if region is not None and region != part:
             return None

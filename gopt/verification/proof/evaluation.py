@@ -78,7 +78,7 @@ class ExpressionValues:
     arrays: dict[Key, np.ndarray] = field(default_factory=dict)
     """The values so far."""
     _cores: dict[int, frozenset[int]] = field(default_factory=dict)
-    """Expression -> the sums in it of which some expression has a part."""
+    """Expression -> the sums in it that some expression has a part of."""
 
     def values(self, numbers: Sequence[int], coordinates: Member) -> list[np.ndarray]:
         """The values of expressions on a member. Raises Unevaluable."""
@@ -104,7 +104,7 @@ class ExpressionValues:
         return number, at, tuple((core, cut[core]) for core in sorted(inside))
 
     def _cut(self, number: int) -> frozenset[int]:
-        """The sums in an expression of which some expression has a part."""
+        """The sums in an expression that some expression has a part of."""
         if not self._cores:
             every = self.expressions.all
             cores = {expression.attributes[0] for expression in every if expression.op in PARTIAL}  # type: ignore[index]

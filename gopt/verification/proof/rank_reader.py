@@ -80,7 +80,7 @@ class RankReader:
                 states.append(self._state(name, pieces))
             elif name in self.graph.initializers and part.value not in self.training.graph.initializers:
                 raise InputError(
-                    f"{self.path} stores a value of {show(name)}, of which the source {show(part.value)} has none",
+                    f"{self.path} stores a value of {show(name)}, and the source none of {show(part.value)}",
                     "store the value in the source too, or make it an input of the rank",
                 )
             else:

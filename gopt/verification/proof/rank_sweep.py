@@ -219,7 +219,7 @@ class RankSweep:
         return not any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys())
 
     def alone(self) -> None:
-        """Follow no more: the values so far are those of inputs and of earlier nodes."""
+        """Follow no more: the values so far belong to inputs and to earlier nodes."""
         if self.leader is not None and self.order is not None and isinstance(self.values, _Followed):
             leader, self.leader = self.leader, None
             self.values.leaders, casts = leader.in_front(self.at, self.order)
@@ -304,7 +304,7 @@ class RankSweep:
                 group.wholes[None, *operands] = rows
 
     def _rows(self, group: Group, region: Region, operands: Sequence[Row]) -> list[Column]:
-        """The values of which the results of a group are parts; [] where they are not known."""
+        """The values with the results of a group as parts; [] where they are not known."""
         key = region.whole, *operands
         if key not in group.wholes:
             part = self._on_parts if region.whole is None else self._on_values

@@ -76,12 +76,12 @@ class RankOverrides:
     rank: Count
     """The rank has this number, counted from 0."""
     inputs: Inputs | None = field(default=None, metadata=OPTIONAL)
-    """The table has inputs and stored values of the rank, in place of those of all ranks. The value is of the input of
+    """The table has inputs and stored values of the rank, in place of all ranks' inputs. The value is of the input of
     this name."""
     outputs: Outputs | None = field(default=None, metadata=OPTIONAL)
-    """The table has outputs of the rank, in place of those of all ranks. The value is of the output of this name."""
+    """The table has outputs of the rank, in place of all ranks' outputs. The value is of the output of this name."""
     states: States | None = field(default=None, metadata=OPTIONAL)
-    """The table has state pairs of the rank, in place of those of all ranks. The value is the output that replaces the
+    """The table has state pairs of the rank, in place of all ranks' pairs. The value is the output that replaces the
     input of this name."""
 
 
@@ -93,7 +93,7 @@ class RelationFile:
     format: str = "gopt-relation/1"
     """The format is the name and version of this format."""
     mesh: Mapping[str, Positive]
-    """The table gives the axes of the mesh in order, the last of which varies fastest with the number of the rank, and
+    """The table gives the axes of the mesh in order, the last axis varying fastest with the number of the rank, and
     the number of ranks along each. The value is the number of ranks along the axis of this name."""
     axes: Mapping[str, Annotated[str, one_of("data", "replica")]] | None = field(default=None, metadata=OPTIONAL)
     """The table says what the ranks along an axis see of the data: data stands for samples of their own, replica for

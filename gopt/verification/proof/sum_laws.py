@@ -60,7 +60,7 @@ def _axes(node: Node, arrays: Arrays, rank: int) -> tuple[int, ...] | None:
 
 
 def running(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Sums so far in a part of a dimension: those of the whole, less the sum of all that is in front of the part."""
+    """Sums so far in a part of a dimension: the sums of the whole, less the sum of all that is in front of the part."""
     expressions, box = reader.expressions, reader.expressions.box(operands[0])
     if box is None or arrays[1] is None or not reader.floating(node):
         return None

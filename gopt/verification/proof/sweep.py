@@ -21,7 +21,7 @@ from gopt.verification.proof.rank_sweep import NodeOrder, RankSweep, SweptValues
 from gopt.verification.proof.repeats import WholesOfRanges
 
 _FIRSTS = 16
-"""Ranks with the same nodes, of which others follow the nearest."""
+"""Ranks with the same nodes; other ranks follow the nearest."""
 _FEW_ALIKE = 4
 """Inputs of a rank for each that another rank has alike, from where on the rank is one of the first."""
 PAIRWISE = frozenset(name for name, record in COLLECTIVES.items() if record.pairwise)
