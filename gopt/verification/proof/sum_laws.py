@@ -138,9 +138,11 @@ def of_groups(
     reader: NodeReader, node: Node, operands: Sequence[int], shape: Shape, *, transposed: bool = False
 ) -> int | None:
     """Some groups of a convolution: channels of the convolution of all groups."""
+    if shape is None or len(operands) > 2:
+        return None
     expressions, groups = reader.expressions, int(node.attributes.get("group", 1))
     data, kernel = (expressions.box(operand) for operand in operands)
-    if shape is None or data is None or kernel is None or any(data[1][:1] + data[1][2:]) or any(kernel[1][1:]):
+    if data is None or kernel is None or any(data[1][:1] + data[1][2:]) or any(kernel[1][1:]):
         return None
     channels, rows = data[1][1] or (), kernel[1][0]
     read, made = ((expressions.shape(operands[0]) or ())[1] // groups, shape[1] // groups)  # type: ignore[operator]
