@@ -35,6 +35,13 @@ def test_a_thousand_drawn_steps(seed):
     test_a_drawn_step_is_right_and_proven_or_refused(seed)
 
 
+@pytest.mark.parametrize("seed", part(range(3_000, 3_040), 8))
+def test_a_sum_over_gradients_keeps_the_signs_of_its_terms(seed):
+    plan = replace(draw(seed), clip="global-signs")
+    verdict = tried(plan, setting(seed))
+    assert verdict.outcome in GOOD, f"{plan.told()}: {verdict}"
+
+
 @pytest.mark.parametrize("seed", part(range(9_000, 9_024), 6))
 def test_a_drawn_step_of_one_size_is_never_wrong(seed):
     """Where shapes tell nothing apart, more is refused, or not confirmed."""

@@ -176,6 +176,13 @@ class Writer:
             squares = [t.op("ReduceSum", t.op("Mul", g, g), keepdims=0) for g in given.values()]
             bound = self._bound(t.op("Sqrt", forms.total(t, squares)))
             done = {name: t.op("Mul", g, bound) for name, g in given.items()}
+        elif kind == "global-signs":
+            terms = [t.op("ReduceSum", t.op("Mul", g, g), keepdims=0) for g in given.values()]
+            while len(terms) > 1:
+                pair = terms.pop(0), terms.pop(int(t.generator.integers(len(terms))))
+                terms.append(t.op(str(t.generator.choice(["Add", "Sub"])), *pair))
+            bound = self._bound(t.op("Abs", terms[0]))
+            done = {name: t.op("Mul", g, bound) for name, g in given.items()}
         elif kind == "global-flat":
             flat = {name: t.op("Reshape", g, t.const([-1], "int64")) for name, g in given.items()}
             norms = forms.stacked(t, [t.op("ReduceL2", g, keepdims=0) for g in flat.values()])
