@@ -21,6 +21,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Coefficient,
     Piece,
+    UnknownSize,
     broadcast,
     elements,
 )
@@ -132,7 +133,7 @@ class Boxes(Movements):
         """Ranges of the dimensions of a value."""
         before = self._sizes(number)
         if before is None:
-            raise ValueError("a part of a value of unknown size")
+            raise UnknownSize("a part of a value of unknown size")
         selection = normal(selection, before)
         if all(runs is None for runs in selection):
             return number

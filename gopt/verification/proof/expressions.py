@@ -75,6 +75,10 @@ Coefficient: TypeAlias = int | Fraction
 """An exact rational: whole ones as integers, which are faster."""
 
 
+class UnknownSize(ValueError):
+    """A law needs sizes that are open: it does not apply."""
+
+
 class Expression(NamedTuple):
     """An operator applied to expressions.
 

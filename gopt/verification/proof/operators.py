@@ -31,6 +31,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Part,
     Shape,
+    UnknownSize,
     broadcast,
     elements,
 )
@@ -283,10 +284,13 @@ class NodeReader:
             return self._sum(record, operands)
         if record.exponents and self.floating(node):
             return self._product(record, operands)
-        if record.pieces:
-            return sum_laws.reduced(self, node, record, operands, arrays, shape)
         rule = RULES.get(node.op_type)
-        return None if rule is None else rule(self, node, operands, arrays, shape)
+        try:
+            if record.pieces:
+                return sum_laws.reduced(self, node, record, operands, arrays, shape)
+            return None if rule is None else rule(self, node, operands, arrays, shape)
+        except UnknownSize:
+            return None
 
     def _plain(
         self, node: Node, operands: Sequence[int | None], present: Sequence[int], shapes: Sequence[Shape]

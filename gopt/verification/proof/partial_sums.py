@@ -26,6 +26,7 @@ from gopt.verification.proof.expressions import (
     Part,
     Piece,
     Shape,
+    UnknownSize,
     elements,
 )
 from gopt.verification.proof.selections import (
@@ -272,10 +273,10 @@ class PartialSums(Boxes):
             yield number, factor
 
     def summed(self, number: int, axes: Collection[int]) -> int:
-        """The sum along dimensions, of length 1 afterwards. Raises ValueError for an unknown size."""
+        """The sum along dimensions, of length 1 afterwards. Raises UnknownSize."""
         sizes = self._sizes(number)
         if sizes is None:
-            raise ValueError("a sum of unknown size")
+            raise UnknownSize("a sum of unknown size")
         if len(set(axes)) == len(sizes):
             return self.total(number, (1,) * len(sizes))
         boxes = [self.box(number) or (number, (None,) * len(sizes)), *self._raw(number).items()]

@@ -47,18 +47,3 @@ def test_some_groups_of_a_convolution_are_proven_in_order_alone(seed: int, tmp_p
         for path in paths:
             onnx.save(model(*text(groups, order), ends), path)
         assert gopt.prove(tmp_path / "source.onnx", ranks=paths, relation=keys).proven == (order == "w")
-
-
-def test_a_convolution_with_a_bias_of_an_open_batch_is_proven(tmp_path: Path) -> None:
-    text = (
-        '<ir_version: 9, opset_import: ["": 17]> g (float[batch,2,6] x, float[4,2,3] k, float[4] b) => '
-        "(float[batch,4,4] y) { c = Conv(x, k, b) y = Tanh(c) }"
-    )
-    paths = [tmp_path / f"{name}.onnx" for name in ("source", "rank_0", "rank_1")]
-    for path in paths:
-        onnx.save(onnx.parser.parse_model(text), path)
-    keys = {
-        "format": "gopt-relation/1", "forward": True, "mesh": {"tp": 2},
-        "inputs": {"x": {}, "k": {}, "b": {}}, "outputs": {"y": {}},
-    }  # fmt: skip
-    assert gopt.prove(paths[0], ranks=paths[1:], relation=keys).proven
