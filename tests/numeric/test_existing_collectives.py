@@ -316,7 +316,7 @@ def test_some_gradients_alone(together, tmp_path):
         for name in ("w0", "b0"):
             net.gradients[name] = comm(b, "AllReduce", net.gradients[name], reduce="mean")
 
-    refused(tmp_path, UnsupportedError, "not that of 'w1'", change)
+    refused(tmp_path, UnsupportedError, "not the gradient of 'w1'", change)
 
 
 def test_an_update_that_reads_the_local_gradient_too(tmp_path):

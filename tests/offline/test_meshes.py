@@ -17,17 +17,20 @@ from gopt.records.mesh import Mesh
     [
         ("shard=1", None, True, []),
         ("shard=11", "1GB/s", True, []),
-        ("shard=7", "1GB/s", False, ["tp=7", "ep=7", "cp=7", "sp=7"]),
+        ("shard=7", "1GB/s", False, ["tp=7", "ep=7", "cp=7", "sp=7", "h=7", "w=7"]),
         (
             "shard=12", "2x2GB/s,1GB/s", True,
             ["shard=6,tp=2", "shard=4,tp=3", "shard=3,tp=4", "shard=2,tp=6", "shard=6,ep=2", "shard=4,ep=3",
-             "shard=6,cp=2", "shard=4,cp=3", "shard=6,sp=2", "shard=4,sp=3", "pp=2,shard=6", "pp=3,shard=4"],
+             "shard=6,cp=2", "shard=4,cp=3", "shard=6,sp=2", "shard=4,sp=3",
+             "shard=6,h=2", "shard=4,h=3", "shard=6,w=2", "shard=4,w=3", "pp=2,shard=6", "pp=3,shard=4"],
         ),
         ("pp=8,shard=8,cp=2,tp=2", None, True, ["pp=8,shard=4,cp=2,tp=4", "pp=8,shard=4,cp=2,ep=2,tp=2",
-                                               "pp=8,shard=4,cp=4,tp=2", "pp=8,shard=4,cp=2,sp=2,tp=2"]),
+                                               "pp=8,shard=4,cp=4,tp=2", "pp=8,shard=4,cp=2,sp=2,tp=2",
+                                               "pp=8,shard=4,h=2,cp=2,tp=2", "pp=8,shard=4,w=2,cp=2,tp=2"]),
         # A link that names axes says something of each that is there, and of no other.
         ("shard=2,tp=1", "shard=2GB/s,tp=1GB/s", False,
-         ["shard=1,tp=2", "shard=1,ep=2,tp=1", "shard=1,cp=2,tp=1", "shard=1,sp=2,tp=1"]),
+         ["shard=1,tp=2", "shard=1,ep=2,tp=1", "shard=1,cp=2,tp=1", "shard=1,sp=2,tp=1", "shard=1,h=2,tp=1",
+          "shard=1,w=2,tp=1"]),
     ],
 )  # fmt: skip
 def test_neighbours_of_a_mesh(mesh, link, stages, meshes):
