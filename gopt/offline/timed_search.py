@@ -102,7 +102,8 @@ class TimedSearch:
         variants = [best]
         for partition in PARTITIONS[1:] if settings.stage and mesh.shard_axis else ():
             variants += self._admitted(split, [replace(settings, partition=partition)], topology)
-        for variant in sequence_variants(leading(variants, self.memory) or best, self.sequences):
+        divided = self.sequences if mesh.along(PIPELINE) == 1 else ()  # the step would be split and cut once more
+        for variant in sequence_variants(leading(variants, self.memory) or best, divided):
             variants += self._attempt(training, mesh, [variant], topology)
         top = leading(variants, self.memory) or best
         split = self._split(training, mesh, top.settings)
