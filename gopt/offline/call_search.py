@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import TrainingGraph
-from gopt.errors import OptionError, UnsupportedError
-from gopt.offline.mesh_search import Refusals, sequence_variants
+from gopt.offline.mesh_search import Refusals, attempted, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, estimate_costs, split_program
 from gopt.offline.plan_settings import PARTITIONS, SEQUENCES, STAGES, ShardSettings
 from gopt.passes.preflight import check_planned
@@ -50,11 +49,7 @@ class CallSearch:
     def refined(self, training: TrainingGraph, best: PlanChoice) -> Iterator[PlanChoice]:
         """The best choice with sequence parallelism; ``whole`` has every other setting."""
         for settings in sequence_variants(best, self.sequences):
-            try:
-                split = self._split(training, best.mesh, settings.sequence)
-                yield from estimate_costs(split, [settings], self._topology(best.mesh), None)
-            except (OptionError, UnsupportedError):
-                continue  # no tokens to divide
+            yield from attempted(self._costs(training, best.mesh, settings))
 
     def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
         """Yield costs left out of the figures, and the reason for equal stages."""
@@ -74,14 +69,19 @@ class CallSearch:
     def _caps(self, training: TrainingGraph, mesh: Mesh) -> Sequence[float | None]:
         return bucket_choices(self._split(training, mesh).training) if self.caps is None else self.caps
 
-    def _split(self, training: TrainingGraph, mesh: Mesh, sequence: bool | None = None) -> SpmdProgram:
-        key = mesh, self.sequences[0] if sequence is None else sequence
+    def _split(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings | None = None) -> SpmdProgram:
+        """The step of a mesh, with its computation split as for all choices, or for these ``settings``."""
+        settings = settings or ShardSettings(sequence=self.sequences[0])
+        key = mesh, settings.sequence
         if key not in self._splits:
             check_planned(mesh)
             self.refused.check(training, mesh, 1)
-            settings = ShardSettings(sequence=key[1])
             self._splits[key] = split_program(training, mesh, self._topology(mesh), settings)
         return self._splits[key]
+
+    def _costs(self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings) -> Iterator[PlanChoice]:
+        self.advance(f"{mesh}: {settings}")
+        yield from estimate_costs(self._split(training, mesh, settings), [settings], self._topology(mesh), None)
 
     def _topology(self, mesh: Mesh) -> Topology | None:
         return None if self.link is None else Topology.parse(self.link, mesh)

@@ -76,6 +76,15 @@ def leading(found: Iterable[PlanChoice], memory: int | None) -> PlanChoice | Non
     return min(found, key=lambda choice: held_first(choice, memory), default=None)
 
 
+def attempted(choices: Iterable[PlanChoice]) -> list[PlanChoice]:
+    """The choices, computed here; [] where the step does not admit them: no tokens to divide, too few layers for two
+    stages on each member, no value to compute again. ``Refusals.admitted`` names the reason for the user."""
+    try:
+        return list(choices)
+    except (OptionError, UnsupportedError):
+        return []
+
+
 def sequence_variants(choice: PlanChoice, sequences: Sequence[bool]) -> list[ShardSettings]:
     """The settings of a choice with the ``sequences`` behind the first, where ranks along ``tp`` compute together."""
     values = sequences[1:] if choice.mesh.along(TENSOR) > 1 else ()

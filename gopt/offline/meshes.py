@@ -140,7 +140,7 @@ class _Climb:
                 self.result.take(choices)
             else:
                 admitted = {axis for outlined in self.outlined for axis in _split(outlined)}
-                self.stopped.update({EXPERT, *TOKENS, *SPACE}.intersection(_split(mesh)) - admitted)
+                self.stopped.update({*_split(mesh)} - admitted - {TENSOR})
         self.dropped += len(ring) - done
 
     def finish(self) -> MeshChoices:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.device import DeviceFigures
-from gopt.offline.mesh_search import Refusals, leading, sequence_variants
+from gopt.offline.mesh_search import Refusals, attempted, leading, sequence_variants
 from gopt.offline.plan import PlanChoice, accumulates, bucket_choices, cut_in_stages, estimate_costs, split_computation
 from gopt.offline.plan_ranking import fits
 from gopt.offline.plan_settings import DEFAULTS, ONE_FORWARD, PARTITIONS, SEQUENCES, STAGES, ShardSettings
@@ -104,15 +103,16 @@ class TimedSearch:
             variants += self._admitted(split, [replace(settings, partition=partition)], topology)
         divided = self.sequences if mesh.along(PIPELINE) == 1 else ()  # the step would be split and cut once more
         for variant in sequence_variants(leading(variants, self.memory) or best, divided):
-            variants += self._attempt(training, mesh, [variant], topology)
+            variants += attempted(self._alone(training, mesh, variant, topology))
         top = leading(variants, self.memory) or best
-        split = self._split(training, mesh, top.settings)
+        if top.settings.sequence is not settings.sequence:
+            split = self._split(training, mesh, top.settings)
         for cap in (bucket_choices(split.training) if self.caps is None else self.caps)[1:]:
             variants += self._admitted(split, [replace(top.settings, bucket_mb=cap)], topology)
         yield from variants[1:]
         top = leading(variants, self.memory) or best
         for name in self._schedules(CHUNKED) if settings.schedule and self.fixed.schedule is None else ():
-            yield from self._attempt(training, mesh, [replace(top.settings, schedule=name)], topology)
+            yield from attempted(self._alone(training, mesh, replace(top.settings, schedule=name), topology))
 
     def remarks(self, training: TrainingGraph, mesh: Mesh) -> Iterator[str]:
         """Nothing: the time of a step includes nodes computed whole."""
@@ -149,33 +149,30 @@ class TimedSearch:
         """The choices accepted by ``gopt shard``."""
         return self.refused.admitted(f"{split.mesh}, {alike[0]}", self._costs(split, alike, topology))
 
-    def _attempt(
-        self, training: TrainingGraph, mesh: Mesh, alike: Sequence[ShardSettings], topology: Topology
-    ) -> list[PlanChoice]:  # fmt: skip
-        """The choices; [] where the step does not admit them: too few layers for two stages on each member, no tokens
-        to divide, no value to compute again."""
-        try:
-            return list(self._costs(self._split(training, mesh, alike[0]), alike, topology))
-        except (OptionError, UnsupportedError):
-            return []
+    def _alone(
+        self, training: TrainingGraph, mesh: Mesh, settings: ShardSettings, topology: Topology
+    ) -> Iterator[PlanChoice]:  # fmt: skip
+        """The choice of a step split for it alone."""
+        yield from self._costs(self._split(training, mesh, settings), [settings], topology)
 
     def _again(self, training: TrainingGraph, smallest: PlanChoice, topology: Topology) -> Iterator[PlanChoice]:
         """The choice of least memory with tokens divided along ``tp``, then with values of the forward computed again,
         or on the host, until it fits."""
         fixed, alone, mesh = self.fixed, self.device.host_link is None, smallest.mesh
         for variant in sequence_variants(smallest, self.sequences):
-            choices = self._attempt(training, mesh, [variant], topology)
+            choices = attempted(self._alone(training, mesh, variant, topology))
             yield from choices
             if any(map(self.fits, choices)):
                 return
             smallest = min([smallest, *choices], key=lambda choice: choice.held)
+        split = self._split(training, mesh, smallest.settings)
         for recompute, offload in SAVINGS:
             if (recompute and fixed.recompute) or (offload and (fixed.offload or alone)):
                 continue
             smaller = replace(
                 smallest.settings, recompute=recompute or fixed.recompute, offload=offload or fixed.offload
             )
-            choices = self._attempt(training, mesh, [smaller], topology)
+            choices = attempted(self._costs(split, [smaller], topology))
             yield from choices
             if any(map(self.fits, choices)):
                 return
