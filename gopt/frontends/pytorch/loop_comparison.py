@@ -12,6 +12,7 @@ import torch
 
 from gopt.errors import InputError, OptionError
 from gopt.runtime.engines.base import Engine
+from gopt.runtime.pytorch.tensors import flat_bytes
 
 _EVERY = 256
 _LOSS = "a schedule that follows a loss takes its mean over ranks: torch.distributed.all_reduce"
@@ -80,5 +81,5 @@ class InputComparison:
 def _digest(batches: Iterable[torch.Tensor]) -> int:
     digest = 0
     for tensor in batches:
-        digest = crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), digest)
+        digest = crc32(flat_bytes(tensor), digest)
     return digest

@@ -8,6 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gopt.runtime.pytorch.tensors import flat_bytes
+
 _ATEN = torch.ops.aten
 _COPIES = {
     _ATEN.clone.default: 0, _ATEN.detach.default: 0, _ATEN.alias.default: 0, _ATEN.lift_fresh_copy.default: 0,
@@ -74,4 +76,4 @@ def _form(node: torch.fx.Node) -> Any:
 
 def _bytes(value: torch.Tensor) -> bytes:
     with _disable_current_modes():  # a trace would go on with nodes that read the constant
-        return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return flat_bytes(value).tobytes()

@@ -43,6 +43,11 @@ def tensor_over(array: Array) -> torch.Tensor:
     return torch.from_numpy(array.view(_BITS[array.itemsize])).view(dtype)
 
 
+def flat_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in the order of its elements, on the host."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 def array_over(tensor: torch.Tensor) -> Array:
     """An array over a tensor's memory, for a tensor of the host."""
     tensor = tensor.detach().contiguous()
