@@ -329,10 +329,12 @@ class Boxes(Movements):
         return super().elementwise(make, operands)
 
     def scaled(self, number: int, factor: Coefficient) -> int:
+        if not self.sealed:
+            return super().scaled(number, factor)
         key = number, factor
-        if self.sealed and key not in self._multiples:
+        if key not in self._multiples:
             self._multiples[key] = self._multiple_of_ranges(number, factor) or super().scaled(number, factor)
-        return self._multiples[key] if self.sealed else super().scaled(number, factor)
+        return self._multiples[key]
 
     def _multiple_of_ranges(self, number: int, factor: Coefficient) -> int | None:
         """The multiple of ranges of values, by the multiples of the values; None for other ranges and values."""
