@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ class Case:
         return found
 
 
-def prepare(name: str, model: ModelProto, folder: Path) -> Case:
-    """Write everything a run needs."""
+def prepare(name: str, model: ModelProto, folder: Path, ways: Sequence[tuple[int, str]] = WAYS) -> Case:
+    """Write everything a run needs: the step, values, a batch, and the ranks of some ways."""
     import gopt
 
     folder.mkdir()
@@ -80,7 +81,7 @@ def prepare(name: str, model: ModelProto, folder: Path) -> Case:
     case = Case(name, folder, sum(types[each.tensor].elements for each in training.parameters))
     np.savez(case.state, **values)
     np.savez(case.batch, **batch)
-    for ranks, stage in WAYS:
+    for ranks, stage in ways:
         loaded = gopt.load(path, state=case.state)
         kept = {"shard": {"reshard-after-forward": False}} if stage.endswith("k") else {}
         sharded = gopt.shard(loaded, ranks, stage=int(stage[0]), passes=kept, prove=False)

@@ -101,7 +101,7 @@ def table(models: Sequence[str]) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="gopt-plan-") as text:
             folder = Path(text)
             if name in (*cases.LARGE, *cases.SMALL):
-                case = cases.prepare(name, cases.models()[name], folder / "step")
+                case = cases.prepare(name, cases.models()[name], folder / "step", ways=())
                 model, state = case.model, case.state
             batch(model, folder / "batch.npz")
             device, traces = DEVICES["cpu"], []
