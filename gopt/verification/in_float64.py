@@ -1,8 +1,7 @@
-"""The source and the ranks of a verification in float64, where no rounding is seen: a value that differs there is
-wrong.
+"""The source and the ranks of a verification in float64: without rounding, a difference is an error.
 
 Rounding inside the source's own update is measured too, as the distance from the same update in float64. A difference
-of sums that cancel is nearly all rounding, however its operands are disturbed: float64 alone tells."""
+of nearly equal sums is mostly rounding, and disturbed operands do not show it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from gopt.verification.source_members import Program
 
 
 def rounds_inside(reference: ReferenceProgram) -> bool:
-    """Return whether the source leaves its roundings open: a half that is an input or a gradient is rounded on purpose,
-    and so is what ranks send of it."""
+    """Return whether the source leaves its roundings open: inputs and gradients in halves are rounded on purpose, also
+    on the wire."""
     graph = reference.training.graph
     read = [type.dtype for type in graph.inputs.values()]
     read += [graph.types[name].dtype for name in reference.gradients]
