@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import FIXTURES
+from onnx import save
+from onnx.numpy_helper import from_array
+from onnx.parser import parse_model
 from products import part
 
 import gopt
@@ -40,6 +44,43 @@ def test_the_gradient_of_a_bias_costs_no_message(fixture, messages):
     """An activation goes on, and its gradient comes back: the loss is sent to all stages beside these."""
     program = gopt.shard(FIXTURES / f"{fixture}.onnx", "pp=2", accumulate=2, prove=False).program
     assert len(sent(program)) == messages
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_parameter_of_every_layer_is_no_message_of_a_micro_batch(stages, tmp_path):
+    """Each stage reads a copy and sums its terms of the gradient; the update sends one sum from each, and the value."""
+    step = shared_layers(8, tmp_path)
+    result = gopt.shard(step, f"pp={stages}", accumulate=4, schedule="1f1b")
+    assert superfluous(result.program) == []
+    assert len(sent(result.program)) == 2 * (stages - 1), "activations go on, and their gradients come back"
+    late = [node for node in result.program.graph.nodes if transfers(node) and node.phase is Phase.UPDATE]
+    whole = [node for node in late if result.program.graph.type_of(node.inputs[0]).dims == (16, 16)]
+    assert len(whole) == 2 * (stages - 1), "a sum from each other stage, the new value to each"
+    result.write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal
+
+
+def shared_layers(layers: int, folder: Path) -> Path:
+    """A step of AdamW, with a matrix that all layers read and one of each layer."""
+    draw = np.random.default_rng(0).standard_normal
+    names = ["w", *(f"u{number}" for number in range(layers))]
+    weights = [from_array(0.3 * draw((16, 16)).astype(np.float32), name) for name in names]
+    lines, value = "", "x"
+    for number in range(layers):
+        lines += f"a{number} = MatMul({value}, w)\nb{number} = Tanh(a{number})\n"
+        lines += f"c{number} = MatMul(b{number}, u{number})\nd{number} = Tanh(c{number})\n"
+        value = f"d{number}"
+    model = parse_model(f"""<ir_version: 9, opset_import: ["" : 17]>
+    g (float[8,16] x, float[8,16] t) => (float loss) {{
+        {lines}
+        e = Sub({value}, t)
+        s = Mul(e, e)
+        loss = ReduceMean<keepdims = 0>(s)
+    }}""")
+    model.graph.initializer.extend(weights)
+    save(model, folder / "forward.onnx")
+    gopt.derive(folder / "forward.onnx", folder / "step.onnx", gopt.DeriveOptions(loss="loss", optimizer="adamw"))
+    return folder / "step.onnx"
 
 
 def test_the_law_finds_a_message_too_many(monkeypatch):

@@ -159,6 +159,7 @@ class StagePlacement:
                         "let the body have it as an operand, or move the cut with pipeline{stages=...}",
                     )
                 self.rewriter.rewire(node, name, here)
+                self.names[here] = self.names[name]  # a view of it is a view of the value on all its stages
         node.sharding = self._on(stage, node.sharding)
         self.counts[stage] += 1
         for name in list(filter(None, node.outputs)):
@@ -299,7 +300,7 @@ class StagePlacement:
         state = self._states[name]
         self.graph.inputs[result] = self.graph.types[result] = self.graph.types[name]
         self._copies[name, stage] = replace(state, input=result, output=f"{result}.new", copy=True)
-        self._have(result, stage, Phase.FORWARD)
+        self.home[result], self._phases[result] = stage, Phase.FORWARD
 
     def _renewed(self, name: str, stage: int, copy: ShardedState) -> ShardedState:
         """Send the new value of a parameter to the stage with the copy."""
