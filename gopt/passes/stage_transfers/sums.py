@@ -22,20 +22,20 @@ class _Gradient:
     """A sum of terms from several stages, which one stage adds to the sum over micro-batches.
 
     ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: the source's, of
-    operands with a term of another stage; ``terms``: stage -> the transfers of its terms; ``own``: all other terms."""
+    operands with a term of another stage; ``terms``: stage -> the transfers of its terms; ``local``: all other terms."""
 
     accumulator: Accumulator
     adds_up: Node
     value: str
     additions: list[Node] = field(default_factory=list)
     terms: dict[int, list[Node]] = field(default_factory=dict)
-    own: list[str] = field(default_factory=list)
+    local: list[str] = field(default_factory=list)
 
 
 def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
     """Let each stage sum its terms of a gradient over micro-batches, and send the sum to the parameter's stage in the
     update: where the gradient itself is summed, without a call or a cast before the sum. Linear time."""
-    gradients = _Gradients(program).found() if program.micro_steps > 1 else []
+    gradients = _Gradients(program).all() if program.micro_steps > 1 else []
     rewriter, readers = GraphRewriter(program.graph, NAME), program.graph.users()
     for gradient in gradients:
         _Apart(program, plan, rewriter, gradient).rewrite(readers.get(gradient.accumulator.input, ()))
@@ -54,7 +54,7 @@ class _Gradients:
         """Values with a reader alone."""
         self.makers = {name: node for node in program.graph.nodes for name in node.outputs}
 
-    def found(self) -> list[_Gradient]:
+    def all(self) -> list[_Gradient]:
         gradients = []
         for accumulator in self.program.accumulators:
             adds_up = self.makers.get(accumulator.added)
@@ -81,7 +81,7 @@ class _Gradients:
         while open_:
             name = open_.pop()
             if name not in distant:
-                gradient.own.append(name)
+                gradient.local.append(name)
             elif self._is_distant(name):
                 gradient.terms.setdefault(_stages(self.makers[name])[0], []).append(self.makers[name])
             else:
@@ -115,25 +115,25 @@ class _Apart:
     def rewrite(self, readers: Sequence[Node]) -> None:
         """``readers``: of the sum over micro-batches."""
         gradient, rewriter, old = self.gradient, self.rewriter, self.gradient.accumulator
-        if not gradient.own:  # the parameter's stage adds up what one stage goes on sending
-            gradient.own.extend(node.first_output for node in gradient.terms.popitem()[1])
+        if not gradient.local:  # the parameter's stage adds up what one stage goes on sending
+            gradient.local.extend(node.first_output for node in gradient.terms.popitem()[1])
         late = [node for node in readers if node is not gradient.adds_up and not node.is_in(SIZES)]
-        total, first = old.input, rewriter.earliest(late)
+        total, reader = old.input, rewriter.earliest(late)
         for stage, terms in gradient.terms.items():
-            total = self._sum_on(stage, terms, total, first)
+            total = self._sum_on(stage, terms, total, reader)
         for node in late:
             rewriter.rewire(node, old.input, total)
         if gradient.terms:
             root = f"{PREFIX}.{gradient.value}.own"
             rewriter.rewire(
-                gradient.adds_up, gradient.value, self._added(gradient.own, root, gradient.adds_up.sharding)
+                gradient.adds_up, gradient.value, self._added(gradient.local, root, gradient.adds_up.sharding)
             )
             for node in gradient.additions:
                 assert node.source is not None
                 rewriter.remove(node.source, "each stage sums its part over micro-batches")
 
-    def _sum_on(self, stage: int, terms: Sequence[Node], total: str, first: Node | None) -> str:
-        """Sum the terms of a stage there, and add the sum to ``total`` before the first reader; returns the result."""
+    def _sum_on(self, stage: int, terms: Sequence[Node], total: str, reader: Node | None) -> str:
+        """Sum the terms of a stage there, and add the sum to ``total`` before ``reader``; returns the result."""
         program, rewriter, old = self.program, self.rewriter, self.gradient.accumulator
         values, home = [node.inputs[0] for node in terms], _stages(terms[0])[1]
         root, sharding = f"{PREFIX}.{values[0]}.sum", self.plan.on(stage, _off(self.gradient.adds_up.sharding))
@@ -149,11 +149,11 @@ class _Apart:
         rewriter.zeros(root, partial.output, f"{root}_sizes", sharding)
         sent = rewriter.add(
             TRANSFER, [root], {f"{root}.stage{home}": old.type}, domain=SPMD, attributes=dict(terms[0].attributes),
-            sharding=terms[0].sharding, before=first,
+            sharding=terms[0].sharding, before=reader,
         )  # fmt: skip
         result = rewriter.add(
             "Add", [total, *sent.outputs], {f"{root}.total": old.type}, sharding=self.gradient.adds_up.sharding,
-            before=first,
+            before=reader,
         )  # fmt: skip
         sent.phase = result.phase = Phase.UPDATE
         for node in terms:
