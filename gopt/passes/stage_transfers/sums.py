@@ -21,8 +21,9 @@ from gopt.spmd.stage_plan import StagePlan, transfers
 class _Gradient:
     """A sum of terms from several stages, which one stage adds to the sum over micro-batches.
 
-    ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: the source's, of
-    operands with a term of another stage; ``terms``: stage -> the transfers of its terms; ``local``: all other terms."""
+    ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: those of the source
+    with a term of another stage behind an operand; ``terms``: stage -> the transfers of its terms; ``local``: all other
+    terms."""
 
     accumulator: Accumulator
     adds_up: Node
