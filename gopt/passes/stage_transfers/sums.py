@@ -21,7 +21,7 @@ from gopt.spmd.stage_plan import StagePlan, transfers
 class _Gradient:
     """A sum of terms from several stages, which one stage adds to the sum over micro-batches.
 
-    ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: those of the source
+    ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: nodes of the source
     with a term of another stage behind an operand; ``terms``: stage -> the transfers of its terms; ``local``: all other
     terms."""
 
