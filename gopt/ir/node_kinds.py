@@ -34,6 +34,12 @@ def order_of(node: Node, rank: int) -> tuple[int, ...] | None:
     return tuple(node.attributes.get(order) or range(rank)[::-1]) if order else None
 
 
+def swaps_last_axes(node: Node, rank: int) -> bool:
+    """Return whether a node transposes the matrices of an operand of ``rank``: products read such operands in place."""
+    order = order_of(node, rank)
+    return order is not None and rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2)
+
+
 def divisor_of(node: Node) -> str:
     """The divisor of a quotient; '' for other nodes."""
     return node.inputs[-1] if node.is_in(QUOTIENTS) else ""

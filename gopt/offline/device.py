@@ -17,6 +17,10 @@ from gopt.text.suggestions import did_you_mean
 FORMAT = "gopt-device/1"
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 """Types whose peaks a device names; values of other types go by ``float32``."""
+FITTED = ("flops", "bandwidth", "launch", "fused_bandwidth", "segment")
+"""Figures that segments of a trace settle together."""
+SETTLED = dict.fromkeys(FITTED, len(FITTED))
+"""Rows of how firmly they are settled -> numbers of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +57,19 @@ class DeviceFigures:
     fuse_from: Count | None = field(default=None, metadata=OPTIONAL)
     """Elementwise operators on values of at least so many elements pass over memory once, together with neighbours of
     the same size; absent means that each operator passes over memory."""
+    fused_bandwidth: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Such elementwise operators read or write this many bytes of memory in a second, more than bandwidth says where
+    results take the memory of operands; absent means as many as bandwidth says."""
     host_link: Amount | None = field(default=None, metadata=OPTIONAL)
     """Values of --offload pass between the memory of the device and of the host at this many bytes in a second, in each
     direction; absent means that the host is the device, and nothing is moved."""
     host_bandwidth: Amount | None = field(default=None, metadata=OPTIONAL)
     """The host reads or writes this many bytes of memory in a second for a rank, in updates of states there; absent
     means as many as the device."""
+    settled: Mapping[str, tuple[float, ...]] | None = field(default=None, metadata=OPTIONAL)
+    """A calibration writes here how firmly it settled flops, bandwidth, launch, fused_bandwidth and segment, for the
+    next one: for each of them, in this order, a row of the root of the Hessian of the squared residuals, by the
+    logarithms of the five."""
     link: str | None = field(default=None, metadata=OPTIONAL)
     """The links between ranks, as gopt plan --link takes them; absent means that they are unknown. The option goes
     first."""
@@ -75,6 +86,11 @@ class DeviceFigures:
     def host_stream(self) -> float:
         """Bytes read or written in a second by the host."""
         return self.stream if self.host_bandwidth is None else self.efficiency * self.host_bandwidth
+
+    @property
+    def fused_stream(self) -> float:
+        """Bytes read or written in a second by elementwise operators that pass over memory together."""
+        return self.stream if self.fused_bandwidth is None else self.efficiency * self.fused_bandwidth
 
     @property
     def stream(self) -> float:
@@ -97,7 +113,8 @@ DEVICES = {
         ),
         DeviceFigures(
             name="cpu", flops={"float64": 30e9, "float32": 60e9}, bandwidth=8e9, launch=1.4e-6, call=15e-6,
-            message=25e-6, segment=20e-6, run=60e-6, step=150e-6, overlaps=False, fuse_from=1 << 13, link="2GB/s:12us",
+            message=25e-6, segment=20e-6, run=60e-6, step=150e-6, overlaps=False, fuse_from=1 << 13,
+            fused_bandwidth=24e9, link="2GB/s:12us",
         ),
     )
 }  # fmt: skip
@@ -143,8 +160,13 @@ def _check(device: DeviceFigures, path: str) -> None:
     for name in device.flops:
         if name not in FLOATS:
             raise InputError(f"{path}: flops has {show(name)}", did_you_mean(name, FLOATS) or f"types: {FLOATS}")
+    if device.settled is not None and {name: len(row) for name, row in device.settled.items()} != SETTLED:
+        raise InputError(
+            f"{path}: settled is not a table of {len(FITTED)} rows and columns, as gopt plan --calibrate writes it",
+            "leave it out, or calibrate again",
+        )
     speeds = {f"flops.{name}": speed for name, speed in device.flops.items()}
-    for name in ("bandwidth", "efficiency", "host_link", "host_bandwidth"):
+    for name in ("bandwidth", "efficiency", "fused_bandwidth", "host_link", "host_bandwidth"):
         speeds[name] = getattr(device, name) or (1.0 if getattr(device, name) is None else 0.0)
     for name, speed in speeds.items():
         if not (speed > 0 and math.isfinite(1 / speed)):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from gopt.analysis.flops import node_flops
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.host_copies import HOST
-from gopt.ir.node_kinds import elementwise, record_of, value_reads
+from gopt.ir.node_kinds import elementwise, record_of, swaps_last_axes, value_reads
 from gopt.offline.device import FLOATS, DeviceFigures
-from gopt.operators.kinds import PARTS
+from gopt.operators.kinds import MATRIX_PRODUCTS, PARTS
+from gopt.operators.operator import Shape
 from gopt.spmd.local_sizes import LocalSizes
 from gopt.spmd.stage_plan import transfers
 from gopt.spmd.step_memory import SHARES_MEMORY
@@ -19,16 +20,19 @@ from gopt.spmd.step_memory import SHARES_MEMORY
 
 @dataclass(frozen=True, slots=True)
 class NodeWork:
-    """The work of a node: operations of products of a type, bytes read and written, operators started."""
+    """The work of a node: operations of products of a type, bytes read and written, operators started. ``fused``:
+    whether the node passes over memory together with others."""
 
     flops: int = 0
     nbytes: int = 0
     dtype: str = "float32"
     launches: int = 0
+    fused: bool = False
 
     def seconds(self, device: DeviceFigures) -> float:
         """The start, and the roofline: operations or bytes, whichever takes longer."""
-        return self.launches * device.launch + max(self.flops / device.peak(self.dtype), self.nbytes / device.stream)
+        stream = device.fused_stream if self.fused else device.stream
+        return self.launches * device.launch + max(self.flops / device.peak(self.dtype), self.nbytes / stream)
 
 
 NOTHING = NodeWork()
@@ -63,6 +67,11 @@ class _Rows:
         self.made: dict[str, int] = {}
         self.written: set[str] = set()
         """Values of fused nodes that another node reads."""
+        kept = {*results}.union(*(node.reads for node in nodes if not node.is_in(MATRIX_PRODUCTS)))
+        self.read_in_place = {
+            name for node in nodes for name in node.outputs if name not in kept and _swaps(node, sizes.shape(name))
+        }
+        """Transposes that matrix products alone read: they read an operand in either order."""
         if fuse_from is None:
             return
         for node in nodes:
@@ -84,10 +93,14 @@ class _Rows:
         return id(node) in self.length and node.outputs[0] not in self.written
 
 
+def _swaps(node: Node, shape: Shape | None) -> bool:
+    return shape is not None and swaps_last_axes(node, len(shape))
+
+
 def _work(node: Node, sizes: LocalSizes, rows: _Rows) -> NodeWork:
     if node.domain in (COMM, HOST) or transfers(node) or not node.inputs:
         return NOTHING
-    if node.op_type in SHARES_MEMORY:
+    if node.op_type in SHARES_MEMORY or node.outputs[0] in rows.read_in_place:
         return NOTHING
     written = 0 if rows.stays(node) else sum(map(sizes.nbytes, filter(None, node.outputs)))
     reads = [name for name in dict.fromkeys(value_reads(node)) if not rows.passed_on(node, name)]
@@ -95,5 +108,7 @@ def _work(node: Node, sizes: LocalSizes, rows: _Rows) -> NodeWork:
     read = written * picks + sum(map(sizes.nbytes, reads[picks:]))
     type = sizes.types.get(node.inputs[0])
     dtype = type.dtype if type is not None and type.dtype in FLOATS else FLOATS[1]
-    fused = len(reads) < len(set(value_reads(node)))
-    return NodeWork(node_flops(node, sizes.shape), read + written, dtype, 0 if fused else 1)
+    goes_on = len(reads) < len(set(value_reads(node)))
+    return NodeWork(
+        node_flops(node, sizes.shape), read + written, dtype, 0 if goes_on else 1, goes_on or rows.stays(node)
+    )

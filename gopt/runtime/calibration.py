@@ -16,13 +16,15 @@ from gopt.documents.trace_record import TraceEvent, TraceFile
 from gopt.errors import InputError, OptionError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
+from gopt.ir.opaque.expand import expand
 from gopt.ir.types import nbytes
 from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_device, fit_link
 from gopt.offline.device import DeviceFigures
-from gopt.offline.roofline import graph_works
+from gopt.offline.roofline import NOTHING, graph_works
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Link
 from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import CallStep, Segment
 from gopt.runtime.step_runs import step_runs
 from gopt.runtime.tuning.tiling import ElementwiseRun
@@ -32,7 +34,7 @@ WARMUP = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class PlannedRun:
     """A run of a file as planned: the titles of segments in order, their works, and the calls, None for a message."""
 
     titles: Sequence[str]
@@ -53,7 +55,7 @@ def device_of_trace(folder: Path, trace: Path, rank: int, name: str, base: Devic
         raise OptionError(f"{folder} has no rank {rank}", f"ranks are 0 to {mesh.ranks - 1}")
     following = manifest.next_inputs(entry)
     planned = {
-        phase: _planned(load(folder / Path(entry.files[phase]).name, own=True), following, mesh, rank, base)
+        phase: planned_run(load(folder / Path(entry.files[phase]).name, own=True), following, mesh, rank, base)
         for phase in manifest.schedule
     }
     runs = [planned[phase] for phase, _ in step_runs(folder, manifest, mesh, rank)]
@@ -62,19 +64,20 @@ def device_of_trace(folder: Path, trace: Path, rank: int, name: str, base: Devic
     return replace(_fitted(runs, steps, base), name=name)
 
 
-def _planned(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, base: DeviceFigures) -> _Run:
+def planned_run(graph: Graph, following: Mapping[str, str], mesh: Mesh, rank: int, base: DeviceFigures) -> PlannedRun:
+    graph = inlined(expand(graph, "gopt plan --calibrate"))
+    nodes = [node for node in graph.nodes if node.outputs]
+    works = {node.outputs[0]: work for node, work in zip(nodes, graph_works(graph, nodes, base.fuse_from))}
     plan = plan_execution(graph, following, member=lambda group: mesh.index(group, rank))
-    nodes = [node for step in plan.steps if isinstance(step, Segment) for node in step.nodes]
-    works = dict(zip(map(id, nodes), graph_works(plan.graph, nodes, base.fuse_from), strict=True))
     titles, segments, calls = [], [], []
     for part, step in zip(plan.parts, plan.steps, strict=True):
         if isinstance(step, CallStep):
             calls.append(None if "peer" in step.node.attributes else _call(step.node, plan.graph, mesh))
         elif isinstance(step, Segment):
             titles.append(part.title if isinstance(part, ElementwiseRun) else step.title)
-            row = [works[id(node)] for node in step.nodes]
+            row = [works.get(node.outputs[0], NOTHING) for node in step.nodes]
             segments.append(MeasuredSegment(row, 0.0, starts=not isinstance(part, ElementwiseRun)))
-    return _Run(titles, segments, calls)
+    return PlannedRun(titles, segments, calls)
 
 
 def _call(node: Node, graph: Graph, mesh: Mesh) -> MeasuredCall:
@@ -89,7 +92,7 @@ def _call(node: Node, graph: Graph, mesh: Mesh) -> MeasuredCall:
     return MeasuredCall(rounds, members, rounds * (members - 1) / members * moved, 0.0)
 
 
-def _steps(events: Sequence[TraceEvent], runs: Sequence[_Run], file: str) -> list[list[TraceEvent]]:
+def _steps(events: Sequence[TraceEvent], runs: Sequence[PlannedRun], file: str) -> list[list[TraceEvent]]:
     """The events of each step behind the first few, in order. Raises InputError for a trace of other files."""
     ordered = sorted(events, key=lambda event: event.ts or 0.0)
     titles = [title for run in runs for title in run.titles]
@@ -103,7 +106,7 @@ def _steps(events: Sequence[TraceEvent], runs: Sequence[_Run], file: str) -> lis
     return [ordered[turn * size :][:size] for turn in range(min(WARMUP, count - 1), count)]
 
 
-def _fitted(runs: Sequence[_Run], steps: Sequence[Sequence[TraceEvent]], base: DeviceFigures) -> DeviceFigures:
+def _fitted(runs: Sequence[PlannedRun], steps: Sequence[Sequence[TraceEvent]], base: DeviceFigures) -> DeviceFigures:
     computed = [[event for event in step if event.tid == 0] for step in steps]
     called = [[event for event in step if event.tid != 0] for step in steps]
     device = fit_device(base, (
@@ -139,7 +142,7 @@ class _Gaps:
     behind_run: float | None
 
 
-def _gaps(runs: Sequence[_Run], steps: Sequence[Sequence[TraceEvent]]) -> _Gaps:
+def _gaps(runs: Sequence[PlannedRun], steps: Sequence[Sequence[TraceEvent]]) -> _Gaps:
     ends = {number - 1 for number in accumulate(run.events for run in runs)}
     inside, behind = [], []
     for step in steps:

@@ -19,7 +19,7 @@ from gopt.operators.kinds import RECURRENT
 from gopt.runtime import large_products
 from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
-from gopt.runtime.executor import Executor, HeldInput, no_calls
+from gopt.runtime.executor import EarlyResults, Executor, HeldInput, no_calls
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import Segment
@@ -55,8 +55,16 @@ class Float64Graph:
         """As ``Executor.hold``."""
         return self._program.hold(feeds)
 
-    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback = no_calls) -> dict[str, Array]:
-        """Run once; ``call`` makes the collectives of the graph."""
+    @property
+    def early_inputs(self) -> list[str]:
+        """As ``Executor.early_inputs``."""
+        return self._program.early_inputs
+
+    def run(
+        self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback = no_calls,
+        early: EarlyResults | None = None,
+    ) -> dict[str, Array]:  # fmt: skip
+        """Run once, as ``Executor.run``; ``call`` makes the collectives of the graph."""
 
         def answer(index: int, node: Node, inputs: list[Array]) -> Any:
             if node.op_type == FALLBACK:
@@ -64,9 +72,9 @@ class Float64Graph:
             return call(index, node, inputs)
 
         if not self._fallback_nodes:
-            return self._program.run(feeds, answer)
+            return self._program.run(feeds, answer, early)
         with one_blas_thread():
-            return self._program.run(feeds, answer)
+            return self._program.run(feeds, answer, early)
 
     def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
         """The graph with a call in place of every node without a kernel in ONNX Runtime."""

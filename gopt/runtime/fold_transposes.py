@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import swaps_last_axes
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import MATRIX_PRODUCTS
 
@@ -22,7 +23,9 @@ def fold_transposes(graph: Graph) -> Graph:
     """Return the graph with float32 MatMul and Gemm on the operands of Transpose nodes of the last two axes.
 
     The Transpose nodes stay; partitioning leaves out unread nodes. Linear time."""
-    swapped = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _swaps(node, graph.types)}
+    swapped = {
+        name: node.inputs[0] for node in graph.nodes for name in node.outputs if _swaps(node, graph.types.get(name))
+    }
     if not swapped:
         return graph
     nodes = [_folded(node, swapped, graph.types) for node in graph.nodes]
@@ -35,13 +38,10 @@ def fold_transposes(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, header=header)
 
 
-def _swaps(node: Node, types: Mapping[str, TensorType]) -> bool:
-    type = types.get(node.outputs[0]) if node.is_a("Transpose") else None
+def _swaps(node: Node, type: TensorType | None) -> bool:
     if type is None or type.dtype != "float32" or type.shape is None:
         return False
-    axes = list(range(len(type.shape)))
-    default = axes[::-1]
-    return len(axes) >= 2 and node.attributes.get("perm", default) == [*axes[:-2], axes[-1], axes[-2]]
+    return swaps_last_axes(node, len(type.shape))
 
 
 def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorType]) -> Node:

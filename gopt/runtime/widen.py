@@ -9,7 +9,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, TypeProto
 
 from gopt.ir.attributes import make_attribute
-from gopt.ir.graph import Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.runtime.emulate_half import TYPE_ATTRIBUTES
@@ -63,6 +63,8 @@ def _widen_proto(proto: NodeProto, dtype: str) -> None:
     for attribute in proto.attribute:
         if attribute.name in ("to", *TYPE_ATTRIBUTES) and attribute.i in _CODES:
             attribute.i = dtype_code(dtype)
+        elif proto.domain == COMM and attribute.name == "dtype" and attribute.s.decode() in NARROW:
+            attribute.s = dtype.encode()
         elif attribute.type == AttributeProto.TENSOR:
             _widen_message(attribute.t, dtype)
         elif attribute.type == AttributeProto.GRAPH:

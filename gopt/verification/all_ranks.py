@@ -53,9 +53,10 @@ class AllRanks:
     boxes: Mapping[str, Sequence[Box | None]]
     """Gradient -> what each rank has of it, where dimensions are sharded."""
 
-    def held(self, states: Values) -> list[Values]:
-        """Return each rank's part of these states."""
-        return [rank.feeds(states) for rank in self.ranks]
+    def held(self, states: Values, apart: Sequence[Values] = ()) -> list[Values]:
+        """Return each rank's part of these states; ``apart``: local states by data rank (``apart``)."""
+        local = [apart[which] if apart else Values() for which in self.which]
+        return [rank.feeds(states | values) for rank, values in zip(self.ranks, local)]
 
     def joined(self, key: str, values: Sequence[Values]) -> Values:
         """Whole tensors of the ranks' parts, in shape."""

@@ -19,8 +19,8 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
-from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
+from gopt.verification.source_members import Program
 
 VERIFIER_CALL = "verify"
 """``made_by`` of the calls that are put in: all others the source has itself."""
@@ -159,7 +159,7 @@ def _constant(types: dict[str, TensorType], name: str, value: np.ndarray) -> Nod
 class _ReferenceRank:
     """A rank of the reference: calls of the source are answered as for one rank, the verifier's by all."""
 
-    program: Executor
+    program: Program
     callback: CollectiveCallback
 
     def run(self, feeds: Values, call: CollectiveCallback) -> Values:
@@ -169,7 +169,7 @@ class _ReferenceRank:
         return self.program.run(feeds, answer)
 
 
-def run_in_lockstep(program: Executor, feeds: Sequence[Values], callback: CollectiveCallback) -> list[Values]:
+def run_in_lockstep(program: Program, feeds: Sequence[Values], callback: CollectiveCallback) -> list[Values]:
     """Run the program for every data rank with the rank's feeds; returns the results of each."""
     mesh = Mesh((("shard", len(feeds)),))
     return run_ranks([_ReferenceRank(program, callback) for _ in feeds], list(feeds), mesh)

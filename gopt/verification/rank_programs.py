@@ -24,6 +24,7 @@ from gopt.verification.compare import Values
 from gopt.verification.message_rounds import without_absent_operands
 from gopt.verification.random_inputs import RandomInputs, feed_graph
 from gopt.verification.reference_graphs import probed
+from gopt.verification.source_members import Program
 from gopt.verification.variants import FirstRun
 
 Held = dict[tuple[str, int, TensorType], np.ndarray]
@@ -34,7 +35,7 @@ Held = dict[tuple[str, int, TensorType], np.ndarray]
 class RankPrograms:
     """One rank's programs by phase, the pieces in its inputs, and its accumulators."""
 
-    programs: dict[str, Executor]
+    programs: Mapping[str, Program]
     states: tuple[LocalState, ...]
     sums: tuple[LocalAccumulator, ...]
     values: Values
@@ -44,7 +45,7 @@ class RankPrograms:
     """By phase and micro-step."""
 
     def type_of(self, input: str) -> TensorType:
-        """The type of a state in the rank's files."""
+        """The type of a state or accumulator in the rank's programs."""
         return next(p.graph.inputs[input] for p in self.programs.values() if input in p.graph.inputs)
 
     def carry(self, values: Values, outputs: Values) -> None:
@@ -66,7 +67,7 @@ class RankPrograms:
                 feeds[state.input] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
             feeds[state.input].flags.writeable = False  # it may be a part of ``start``, and another rank's
         for accumulator in self.sums:
-            feeds[accumulator.input] = np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
+            feeds[accumulator.input] = np.zeros(accumulator.shape, numpy_dtype(self.type_of(accumulator.input).dtype))
         return feeds
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -16,20 +15,18 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION
-from gopt.operators.kinds import CASTS
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.session import SessionCache
-from gopt.runtime.widen import widened
-from gopt.verification.compare import Values, distance_of, floating, same_values
+from gopt.verification.compare import Values, floating, same_values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_graphs import combined, local_graph, metric_graph, update_graph
 from gopt.verification.side_by_side import side_by_side
-from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_source
+from gopt.verification.source_members import Feeds, Program, SourceMembers, read_by, run_source
 from gopt.verification.variants import PLAIN, Variant
 
 KEPT = 1 << 30
@@ -115,7 +112,7 @@ class ReferenceProgram:
         self.outputs = (*training.losses, *training.forward_metrics)
         """Losses and metrics of a batch."""
         metrics = metric_graph(training)
-        self._metrics = None if metrics is None else Executor(metrics, cache)
+        self._metrics: Program | None = None if metrics is None else Executor(metrics, cache)
         known = {*combined(training), *training.hyper, *(state.tensor for state in training.states)}
         self._read = [] if metrics is None else [name for name in metrics.inputs if name not in known]
         """The values of forward and backward, and the batch, that metrics of the update read."""
@@ -126,8 +123,8 @@ class ReferenceProgram:
             local = with_shared_means(local, shared)
         if met:
             local = with_reduced_statistics(local, met, self.made, mesh.data_ranks)
-        self._local = Executor(local, cache)
-        self._update = Executor(update_graph(training, self.condition_outputs), cache)
+        self._local: Program = Executor(local, cache)
+        self._update: Program = Executor(update_graph(training, self.condition_outputs), cache)
 
     def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
         """The same source with gradients combined by another rule."""
@@ -271,36 +268,13 @@ class ReferenceProgram:
         """
         return {name: _put_together(*terms, local.weights) for name, terms in self._terms(local).items()}
 
-    def by_halves(self, states: Values, settings: Values, update: ReferenceStep) -> dict[str, float]:
-        """Return how far the halves that the update itself computes in move each new state: the distance from the same
-        update in float32. Empty without such halves, or where any input of the source is one."""
-        if not self.halves_inside:
-            return {}
-        made = run_source(self.in_float32._update, {**states, **settings, **update.means}, self.call)
-        new = ((state.tensor, update.states[state.tensor], made.get(state.updated)) for state in self.training.states)
-        return {
-            name: distance_of(value, np.asarray(wide))
-            for name, value, wide in new
-            if wide is not None and floating(value)
-        }
-
-    @cached_property
-    def halves_inside(self) -> bool:
-        """Whether the update alone computes in halves: no input of the source is one, nor any gradient."""
-        graph = self._update.graph
-        halves = {name for name, type in graph.types.items() if type.dtype in LOW_PRECISION}
-        outside = {*self.training.graph.inputs, *graph.inputs}
-        computed = any(not halves.isdisjoint(node.outputs) and not node.is_in(CASTS) for node in graph.nodes)
-        return computed and halves.isdisjoint(outside)
-
-    @cached_property
-    def in_float32(self) -> ReferenceProgram:
-        """The same source without halves."""
-        wide = copy(self)
-        wide._kept, wide.halves_inside = [], False
-        wide._local, wide._update = (in_float32(program, self.cache) for program in (self._local, self._update))
-        wide._metrics = self._metrics and in_float32(self._metrics, self.cache)
-        return wide
+    def by(self, compiled: Callable[[Program], Program]) -> ReferenceProgram:
+        """The same source, computed by other programs."""
+        other = copy(self)
+        other._kept = []
+        other._local, other._update = compiled(self._local), compiled(self._update)
+        other._metrics = self._metrics and compiled(self._metrics)
+        return other
 
     def rounding(self, local: LocalResults) -> Values:
         """Return how far each element of ``means`` moves at most where it is summed in its own type, as ranks do, from
@@ -333,11 +307,6 @@ class ReferenceProgram:
         if not self.meeting:
             return side_by_side(lambda value: run_source(self._local, value, self.call), values)
         return run_in_lockstep(self._local, [read_by(self._local, value) for value in values], self.call)
-
-
-def in_float32(program: Executor, cache: SessionCache) -> Executor:
-    """The program without halves."""
-    return Executor(widened(program.graph, "float32"), cache)
 
 
 def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:

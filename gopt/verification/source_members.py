@@ -17,6 +17,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.engines.threads import run_ranks
+from gopt.runtime.executor import EarlyResults, HeldInput
 from gopt.verification.reference_graphs import refuse_call
 
 Values = dict[str, np.ndarray]
@@ -33,7 +34,12 @@ class Program(Protocol):
 
     graph: Graph
 
-    def run(self, feeds: Feeds, call: CollectiveCallback, /) -> Values: ...
+    @property
+    def early_inputs(self) -> list[str]: ...
+
+    def hold(self, feeds: Values, /) -> Mapping[str, HeldInput]: ...
+
+    def run(self, feeds: Feeds, call: CollectiveCallback, early: EarlyResults | None = None, /) -> Values: ...
 
 
 def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:

@@ -15,9 +15,10 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import COMPARISONS, FLOAT_TESTS
 from gopt.runtime.bound_calls import CollectiveCallback
-from gopt.runtime.executor import EarlyResults, Executor
+from gopt.runtime.executor import EarlyResults
 from gopt.verification.compare import Values, same_values
 from gopt.verification.reference_graphs import PROBE
+from gopt.verification.source_members import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class Variant:
         varied = value
         if self.scale != 1:
             with np.errstate(over="ignore"):
-                varied = (value.astype(np.float32) * self.scale).astype(value.dtype)
+                wide = value if value.dtype == np.float64 else value.astype(np.float32)
+                varied = (wide * self.scale).astype(value.dtype)
         if self.infinite and marked:
             varied = varied.copy()
             varied.reshape(-1)[:1] = np.inf
@@ -60,7 +62,7 @@ class FirstRun:
     feeds: Values = field(default_factory=dict)
     results: EarlyResults = field(default_factory=dict)
 
-    def results_for(self, program: Executor, feeds: Values) -> EarlyResults | None:
+    def results_for(self, program: Program, feeds: Values) -> EarlyResults | None:
         read = {name: np.asarray(feeds[name]) for name in program.early_inputs if name in feeds}
         if not self.results:
             self.feeds = read
@@ -72,7 +74,7 @@ class VariantProgram:
     """A rank's program with local ``gradients`` changed on the way into a call, and all operands of a probe;
     values of ``marked`` may turn infinite."""
 
-    program: Executor
+    program: Program
     variant: Variant
     gradients: set[str]
     marked: Collection[str]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
@@ -62,7 +61,7 @@ from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import Held, RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
-from gopt.verification.reference_step import ReferenceProgram, in_float32
+from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
 from gopt.verification.second_engine import check_step
 from gopt.verification.source_duals import check_source_duals
@@ -229,20 +228,6 @@ class Verifier:
             if sample is not None:
                 result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result
-
-    def in_float32(self) -> Verifier:
-        """The same source and ranks without halves."""
-        wide = copy(self)
-        wide.reference = self.reference.in_float32
-        wide.ranks = [
-            replace(
-                rank,
-                programs={phase: in_float32(one, self.cache) for phase, one in rank.programs.items()},
-                first_runs={},
-            )
-            for rank in self.ranks
-        ]
-        return wide
 
     def forget(self) -> None:
         """Hold no results of steps that are run no more."""

@@ -47,6 +47,23 @@ def test_many_short_segments_settle_what_starts_each():
     assert fit_device(CPU, tiled).segment == pytest.approx(CPU.segment), "none of them starts so"
 
 
+def test_a_second_trace_adds_to_the_first():
+    """Products and long moves stand in one trace, short segments in the other: each alone leaves figures open."""
+    pure = [SEGMENTS[0], SEGMENTS[1], [NodeWork(nbytes=10**7, launches=1, fused=True)] * 4]
+    true = replace(TRUE, fused_bandwidth=5e10)
+    first = fit_device(CPU, measured(true, pure))
+    fitted = fit_device(first, measured(true, [[NodeWork(flops=10**6, launches=1)] * n for n in (1, 5, 20)]))
+    assert fitted.flops["float32"] == pytest.approx(true.flops["float32"], rel=0.1)
+    assert fitted.fused_bandwidth == pytest.approx(true.fused_bandwidth, rel=0.1)
+    assert sum(item.seconds for item in measured(fitted, pure)) == pytest.approx(
+        sum(item.seconds for item in measured(true, pure)), rel=0.05
+    )
+    # Segments of another machine: what the first trace settled firmly moves half as far as without.
+    other = measured(replace(true, flops=CPU.flops, bandwidth=CPU.bandwidth), SEGMENTS[3:])
+    held, free = fit_device(first, other), fit_device(replace(first, settled=None), other)
+    assert abs(held.bandwidth - first.bandwidth) < 0.5 * abs(free.bandwidth - first.bandwidth)
+
+
 def test_what_no_segment_settles_stays_near_the_known_device():
     fitted = fit_device(CPU, measured(replace(TRUE, segment=CPU.segment))[2:3])
     assert fitted.launch == pytest.approx(TRUE.launch, rel=0.05)

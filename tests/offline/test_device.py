@@ -60,6 +60,7 @@ def test_an_unknown_device_is_refused(name, hint):
         ({"flops": {"float16": 1}}, "lacks float32"), ({"flops": {"float32": 1, "floaf16": 1}}, "flops has '?floaf16"),
         ({"launch": -1}, "launch"), ({"efficiency": 2}, "efficiency"), ({"speed": 1}, "speed"),
         ({"bandwidth": 1e-320}, "nothing would ever end"), ({"format": "gopt-device/2"}, "gopt-device/2"),
+        ({"settled": {"flops": [1.0]}}, "settled is not a table of 5 rows"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_device_is_refused(change, words, tmp_path):

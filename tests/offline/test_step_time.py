@@ -16,7 +16,7 @@ from gopt.offline.meshes import neighbours, weigh, weigh_meshes
 from gopt.offline.plan import PlanChoice, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.plan_settings import ShardSettings
-from gopt.offline.roofline import node_works
+from gopt.offline.roofline import NOTHING, node_works
 from gopt.offline.stage_time import scheduled
 from gopt.offline.step_simulation import ComputeStream, Prices, StepSimulation
 from gopt.offline.step_time import Machine, step_time, total
@@ -58,6 +58,25 @@ def test_elementwise_neighbours_pass_over_memory_once(tmp_path):
     """Relu hands r on; Add reads y, which the product wrote, and writes the result."""
     assert seconds(replace(SLOW, fuse_from=8), tmp_path) == pytest.approx([23.4, 1 + 3.2, 6.4, 0, 3.4])
     assert seconds(replace(SLOW, fuse_from=9), tmp_path) == seconds(SLOW, tmp_path), "values are too small"
+    faster = replace(SLOW, fuse_from=8, fused_bandwidth=20.0)
+    assert seconds(faster, tmp_path) == pytest.approx([23.4, 1 + 1.6, 3.2, 0, 3.4]), "Relu and Add alone"
+
+
+def test_products_read_transposed_operands_in_place(tmp_path):
+    graph = parsed("""g (float[8,4] x, float[2,8] w, float[3,8,4] b) => (float[4,2] z, float[4,8] u, float[3,4,2] p) {
+        xt = Transpose <perm = [1, 0]> (x)
+        wt = Transpose <perm = [1, 0]> (w)
+        z = MatMul(xt, wt)
+        u = Relu(xt)
+        bt = Transpose <perm = [0, 2, 1]> (b)
+        bad = Transpose <perm = [2, 0, 1]> (b)
+        turned = Transpose <perm = [1, 0, 2]> (bad)
+        p = MatMul(bt, wt)
+        q = MatMul(turned, wt)
+    }""", tmp_path)  # fmt: skip
+    works = node_works(graph.nodes, LocalSizes(graph), graph.outputs, None)
+    free = {node.outputs[0] for node, work in zip(graph.nodes, works) if work == NOTHING}
+    assert free == {"wt", "bt"}, "Relu reads xt; the others move more than the axes of matrices"
 
 
 def node(op_type: str, reads: str, makes: str, **more) -> Node:

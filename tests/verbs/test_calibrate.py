@@ -75,6 +75,30 @@ def test_a_trace_of_another_folder_is_refused(traced, tmp_path, monkeypatch, cap
     assert main(["plan", MODEL, "-o", "x.json", "--ranks", "2"]) == 2
 
 
+@pytest.mark.parametrize("name", ["mlp_adamw", "gpt_adamw", "cnn_sgd"])
+@pytest.mark.parametrize(("mesh", "stage"), [("dp=2", 0), ("shard=2", 2), ("tp=2", 0)])
+def test_a_calibration_measures_the_work_that_a_plan_counts(name, mesh, stage, tmp_path):
+    """The engine folds transposes into products and inlines calls: the work of the file stays the work of the row."""
+    import gopt
+    from gopt.artifact.manifest_check import read_manifest
+    from gopt.ir.load import load
+    from gopt.offline.device import DEVICES
+    from gopt.runtime.calibration import planned_run
+
+    model, device = FIXTURES / f"{name}.onnx", DEVICES["cpu"]
+    gopt.shard(model, mesh, stage=stage).write(tmp_path / "ranks")
+    manifest, axes = read_manifest(tmp_path / "ranks")
+    entry = manifest.ranks[0]
+    graph = load(tmp_path / "ranks" / entry.files["step"], own=True)
+    run = planned_run(graph, manifest.next_inputs(entry), axes, 0, device)
+    rows = gopt.plan(str(model), mesh, device=device).choices
+    row = next(row for row in rows if (row.choice.settings.stage, row.choice.settings.partition) == (stage, "flat"))
+    works = sum(work.seconds(device) for segment in run.segments for work in segment.works)
+    starts = sum(segment.starts for segment in run.segments) * device.segment
+    told = row.choice.time.compute + row.choice.time.fixed - device.run - device.step
+    assert works + starts == pytest.approx(told, rel=0.05)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_trace_of_pipeline_stages_settles_messages_and_runs(traced, tmp_path, rank):
     import gopt

@@ -15,10 +15,10 @@ from products import spread
 
 import gopt
 from gopt.passes.pipeline import build_pipeline
-from gopt.verification import variant_runner
 from gopt.verification.reference_step import LocalResults, ReferenceProgram
 from gopt.verification.result import Outcome, Verification
 from gopt.verification.sensitivity import RUNS
+from gopt.verification.step_comparison import StepComparison
 from gopt.verification.variants import PLAIN, Variant
 from gopt.verification.verify import Verifier
 
@@ -92,7 +92,7 @@ def test_noise_is_no_difference(tmp_path, rule, stage, half, started):
 def test_without_the_second_look_it_would_be_one(tmp_path, monkeypatch):
     """The steps above are such that values alone would raise an alarm."""
     out = sharded(tmp_path, "adam")
-    monkeypatch.setattr(variant_runner._StepComparison, "_compare_from_own_states", lambda self, ledger, names: ledger)
+    monkeypatch.setattr(StepComparison, "_compare_from_own_states", lambda self, ledger, names: ledger)
     result = run(out)
     assert result.outcome is Outcome.DIFFERENT
     assert {each.name for each in result.worst.values() if each.fails} <= {"c", "c.m", "c.v"}
