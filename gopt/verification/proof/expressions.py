@@ -699,7 +699,7 @@ class Elements:
         return self._ranged[number]
 
     def in_common_shape(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Values of equal size in the shape in which they are combined, beside values of one element."""
+        """Values of equal size in the shape of their sum, beside values of one element."""
         large = [number for number in numbers if self._ranged[number]]
         counts = set(map(self._counts.__getitem__, large))
         if len(counts) != 1 or None in counts:

@@ -37,7 +37,7 @@ def unsized(node: Node) -> UnsupportedError:
 
 
 class _Alike:
-    """The sweeps over the same nodes; ``firsts``: some of these with their inputs, for others to follow."""
+    """The sweeps over a list of nodes; ``firsts``: some sweeps to follow, with the inputs."""
 
     def __init__(self, order: NodeOrder) -> None:
         self.order, self.firsts = order, list[tuple[RankSweep, Values]]()
@@ -147,8 +147,8 @@ class Sweep:
         for sweep in sweeps:
             if id(sweep.graph.nodes) not in alike:
                 alike[id(sweep.graph.nodes)] = _Alike(NodeOrder(sweep.graph, self._wholes))
-            rows = alike[id(sweep.graph.nodes)]
-            order, firsts = rows.order, rows.firsts
+            row = alike[id(sweep.graph.nodes)]
+            order, firsts = row.order, row.firsts
             inputs = dict(sweep.values)
             near, nearest = max(
                 ((len(inputs.items() & values.items()), place) for place, (_, values) in enumerate(firsts)),
@@ -156,25 +156,25 @@ class Sweep:
             )
             near_one = [(firsts[nearest][0], order)] if firsts else []
             in_front = [(leader, near) for near in near_one for leader in self._in_front(sweep, *near, leaders)]
-            earlier = ((leader, others.order) for leader, others in leaders)
+            earlier = ((leader, behind.order) for leader, behind in leaders)
             if not (
                 any(sweep.follow(*leader, behind) for leader, behind in in_front)
                 or any(sweep.follow(*leader) for leader in (*near_one, *earlier))
             ):
-                leaders.append((sweep, rows))
+                leaders.append((sweep, row))
             if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
                 firsts.append((sweep, inputs))
-            rows.sweeps.append(sweep)
+            row.sweeps.append(sweep)
 
     def _in_front(
         self, sweep: RankSweep, near: RankSweep, order: NodeOrder, leaders: Sequence[tuple[RankSweep, _Alike]]
     ) -> Iterator[tuple[RankSweep, NodeOrder]]:
         """Sweeps over further nodes with the first input that a sweep has unlike the nearest sweep over its nodes."""
         name = order.unlike(sweep, near)
-        for _, others in leaders if name else ():
-            leader = others.with_input(name, sweep.values.get(name)) if others.order is not order else None
+        for _, row in leaders if name else ():
+            leader = row.with_input(name, sweep.values.get(name)) if row.order is not order else None
             if leader is not None:
-                yield leader, others.order
+                yield leader, row.order
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
