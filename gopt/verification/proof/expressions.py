@@ -698,6 +698,15 @@ class Elements:
         """Return whether a value has several elements, or is an element of a flat value."""
         return self._ranged[number]
 
+    def in_common_shape(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Values of equal size in the shape of their sum, beside values of one element."""
+        large = [number for number in numbers if self._ranged[number]]
+        counts = set(map(self._counts.__getitem__, large))
+        if len(counts) != 1 or None in counts:
+            return numbers
+        shape = self._common(large, cast(int, counts.pop()))
+        return [self.view(number, shape) if self._ranged[number] else number for number in numbers]
+
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
         """The shape in which expressions of equal size are combined: of all roots, without dimensions of length 1 where
         only these differ, or flat."""

@@ -54,8 +54,6 @@ class NodeOrder:
 
     def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
         self.graph, self.wholes = graph, wholes
-        self.sweeps: list[RankSweep] = []
-        self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
         self._names: dict[int, list[str]] = {}
         self._behind: dict[int, dict[str, list[int]]] = {}
 
@@ -103,14 +101,6 @@ class NodeOrder:
     def unlike(self, sweep: RankSweep, second: RankSweep) -> str:
         """The first input that two sweeps have unlike, in the order of the nodes; "" for equal inputs."""
         return next((name for name in self.inputs if sweep.values.get(name) != second.values.get(name)), "")
-
-    def with_input(self, name: str, number: int | None) -> RankSweep | None:
-        """The first of the sweeps with an input."""
-        count, holders = self._holders.get(name, (0, {}))
-        for sweep in self.sweeps[count:]:
-            holders.setdefault(sweep.values.get(name), sweep)
-        self._holders[name] = len(self.sweeps), holders
-        return holders.get(number)
 
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
@@ -329,7 +319,7 @@ class RankSweep:
         """The results of a group on ranges of parts of whole values."""
         expressions, parts = self.reader.expressions, list[tuple[Region, list[Column]]]()
         for column in columns_of(operands):
-            part = common_region(expressions, column)
+            part = common_region(expressions, expressions.in_common_shape(column))
             wholes = self._rows(group, *part) if part is not None and part[0].whole is not None else []
             if part is None or not wholes:
                 return []
