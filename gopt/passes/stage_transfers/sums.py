@@ -19,7 +19,7 @@ from gopt.spmd.stage_plan import StagePlan, transfers
 
 @dataclass(frozen=True, slots=True)
 class _Gradient:
-    """A sum of terms from several stages, which one stage adds to the sum over micro-batches.
+    """A sum of terms from several stages, added to the sum over micro-batches.
 
     ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: nodes of the source
     with a term of another stage behind an operand; ``terms``: stage -> the transfers of its terms; ``local``: all other
@@ -34,7 +34,7 @@ class _Gradient:
 
 
 def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
-    """Let each stage sum its terms of a gradient over micro-batches, and send the sum to the parameter's stage in the
+    """Let each stage sum own terms of a gradient over micro-batches, and send the sum to the parameter's stage in the
     update: where the gradient itself is summed, without a call or a cast before the sum. Linear time."""
     gradients = _Gradients(program).all() if program.micro_steps > 1 else []
     rewriter, readers = GraphRewriter(program.graph, NAME), program.graph.users()
@@ -106,7 +106,7 @@ class _Gradients:
 
 @dataclass(frozen=True, slots=True)
 class _Apart:
-    """Rewrites one gradient."""
+    """Rewrites a gradient."""
 
     program: SpmdProgram
     plan: StagePlan
