@@ -32,6 +32,8 @@ class StagePlacement:
         self.rewriter = GraphRewriter(program.graph, NAME)
         self.names: dict[str, dict[int, str]] = {}
         self.home: dict[str, int] = {}
+        self._values: dict[str, str] = {}
+        """Name of an operand on a stage -> the value."""
         self.counts: Counter[int] = Counter()
         self.transfers = 0
         self._producers = program.graph.producers()
@@ -159,7 +161,7 @@ class StagePlacement:
                         "let the body have it as an operand, or move the cut with pipeline{stages=...}",
                     )
                 self.rewriter.rewire(node, name, here)
-                self.names[here] = self.names[name]  # a view of it is a view of the value on all its stages
+                self._values[here] = name
         node.sharding = self._on(stage, node.sharding)
         self.counts[stage] += 1
         for name in list(filter(None, node.outputs)):
@@ -223,9 +225,10 @@ class StagePlacement:
     def _viewed(self, name: str) -> str:
         """The operand of a view or a transpose of the step with result ``name``, or ''."""
         node = self._producers.get(name)
-        if node is None or node.source is None or not node.is_in(MOVES) or node.inputs[0] not in self.names:
+        if node is None or node.source is None or not node.is_in(MOVES):
             return ""
-        return node.inputs[0] if self.names.keys().isdisjoint(node.inputs[1:]) else ""
+        operand = self._values.get(node.inputs[0], node.inputs[0])
+        return operand if operand in self.names and self.names.keys().isdisjoint(node.inputs[1:]) else ""
 
     def has(self, name: str, stage: int) -> bool:
         """Return whether a stage has a value, or the operand of a view."""
@@ -300,7 +303,7 @@ class StagePlacement:
         state = self._states[name]
         self.graph.inputs[result] = self.graph.types[result] = self.graph.types[name]
         self._copies[name, stage] = replace(state, input=result, output=f"{result}.new", copy=True)
-        self.home[result], self._phases[result] = stage, Phase.FORWARD
+        self._have(result, stage, Phase.FORWARD)
 
     def _renewed(self, name: str, stage: int, copy: ShardedState) -> ShardedState:
         """Send the new value of a parameter to the stage with the copy."""

@@ -125,9 +125,10 @@ class _Apart:
         for node in late:
             rewriter.rewire(node, old.input, total)
         if gradient.terms:
+            home = self.program.value_stages[gradient.adds_up.first_output]
             root = f"{PREFIX}.{gradient.value}.own"
             rewriter.rewire(
-                gradient.adds_up, gradient.value, self._added(gradient.local, root, gradient.adds_up.sharding)
+                gradient.adds_up, gradient.value, self._added(gradient.local, root, home, gradient.adds_up.sharding)
             )
             for node in gradient.additions:
                 assert node.source is not None
@@ -143,7 +144,7 @@ class _Apart:
             sharding=self.plan.on(stage, _off(old.sharding)),
         )  # fmt: skip
         program.graph.types[root] = program.graph.inputs[root] = old.type
-        value = self._added(values, f"{root}_part", sharding)
+        value = self._added(values, f"{root}_part", stage, sharding)
         rewriter.add(
             "Add", [root, value], {partial.added: old.type}, sharding=sharding, after=rewriter.latest([value])
         ).phase = self.gradient.adds_up.phase
@@ -164,16 +165,16 @@ class _Apart:
         program.value_stages |= dict.fromkeys((*sent.outputs, *result.outputs), home)
         return result.first_output
 
-    def _added(self, values: Sequence[str], root: str, sharding: Sharding) -> str:
-        """The sum of values, on the stage of the first."""
-        result, stages = values[0], self.program.value_stages
+    def _added(self, values: Sequence[str], root: str, stage: int, sharding: Sharding) -> str:
+        """Sum values on a stage; returns the sum."""
+        result = values[0]
         for number, value in enumerate(values[1:]):
             adds = self.rewriter.add(
                 "Add", [result, value], {f"{root}{number}": self.gradient.accumulator.type}, sharding=sharding,
                 after=self.rewriter.latest([result, value]),
             )  # fmt: skip
-            stages[adds.first_output], adds.phase = stages[result], self.gradient.adds_up.phase
-            result = adds.first_output
+            result, adds.phase = adds.first_output, self.gradient.adds_up.phase
+            self.program.value_stages[result] = stage
         return result
 
 

@@ -350,8 +350,12 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of the operands of a node. Raises UnpairedCall for an undefined value."""
-        numbers = tuple([self.values[name] for name in names])
+        """The expressions of the operands of a node. Raises UnpairedCall for a value that the rank lacks."""
+        try:
+            numbers = tuple([self.values[name] for name in names])
+        except KeyError as error:
+            said = f"reads {error.args[0]!r}, which a later file makes"
+            raise UnpairedCall(self.rank, node, said, "a value from before") from None
         if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
             raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
