@@ -171,12 +171,12 @@ class RankSweep:
     def follow(self, leader: RankSweep, order: NodeOrder, behind: tuple[RankSweep, NodeOrder] | None = None) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
         inputs and types; ``behind``: the next leader, from the first node on with other inputs."""
-        front = common(self.graph.nodes, leader.graph.nodes)
+        front, count = self._common(leader, order), len(self.graph.nodes)
         if behind is not None:
             front = min(front, order.inputs.get(order.unlike(self, leader), front))
-            if not self._fits(*behind, len(self.graph.nodes)):
+            if self._common(*behind) < count or not self._fits(*behind, count):
                 return False
-        if 2 * front < len(self.graph.nodes) or not self._fits(leader, order, front):
+        if 2 * front < count or not self._fits(leader, order, front):
             return False
         self.leader, self.order, self.front, self.behind = leader, order, front, behind
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
@@ -201,11 +201,16 @@ class RankSweep:
             self.reader.follow(leader.reader.widened)
         return self.to_call()
 
+    def _common(self, leader: RankSweep, order: NodeOrder) -> int:
+        """The number of nodes in front shared with a leader, up to a result of another type."""
+        front, types, due = common(self.graph.nodes, leader.graph.nodes), self.graph.types, leader.graph.types
+        names = order.names(front) if types is not due else []
+        if list(map(types.get, names)) == list(map(due.get, names)):
+            return front
+        return next(order.made[name] for name in names if types.get(name) != due.get(name))
+
     def _fits(self, leader: RankSweep, order: NodeOrder, front: int) -> bool:
-        """Return whether the nodes in front read the same inputs and have results of the same types."""
-        types, due, names = self.graph.types, leader.graph.types, order.names(front)
-        if types is not due and list(map(types.get, names)) != list(map(due.get, names)):
-            return False
+        """Return whether the nodes in front read the same inputs."""
         return not any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys())
 
     def alone(self) -> None:

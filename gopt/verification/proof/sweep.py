@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
@@ -296,4 +297,4 @@ class Sweep:
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
             raise unsized(node)
-        return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]
+        return [(dtype, cast(tuple[int, ...], shape)) for shape in shapes]
