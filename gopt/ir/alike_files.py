@@ -256,7 +256,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
         inputs, stored = file.border(like)
         types = {} if equal else file.types
     apart = [like.made[name] for name, type in types.items() if name in like.made and graph.types.get(name) != type]
-    count = min([count, *apart])  # a call may have a result of another size on each rank
+    alike, count = count, min([count, *apart])  # a call may have a result of another size on each rank
     if 2 * count < len(parts.ends):
         return None
     before = {name: tensor.type for name, tensor in stored.items()} | inputs
@@ -271,7 +271,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
     tail = _tail(file.path, model, rest, produced, like.result_types) if rest.node else None
     if tail is None:
         return None
-    result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
+    result.nodes, result.outputs = [*graph.nodes[:alike], *tail.nodes[alike - count :]], tail.outputs
     result.types = front | before | tail.types
     return result
 

@@ -21,18 +21,23 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
     """Nodes that waited and can run now, as a heap: all are due before the next that is looked at."""
     result: list[Node] = []
     for number in sorted(range(len(nodes)), key=due.__getitem__):
-        if not unmade.isdisjoint(nodes[number].reads):
-            wanted = unmade.intersection(nodes[number].reads)
+        reads = nodes[number].reads
+        if not unmade.isdisjoint(reads):
+            wanted = unmade.intersection(reads)
             missing[number] = len(wanted)
             for name in wanted:
                 waiting.setdefault(name, []).append(number)
+            continue
+        if not waiting:
+            result.append(nodes[number])
+            unmade.difference_update(nodes[number].outputs)
             continue
         late.append((due[number], number))
         while late:
             node = nodes[heapq.heappop(late)[1]]
             result.append(node)
             unmade.difference_update(node.outputs)
-            for name in node.outputs if waiting else ():
+            for name in node.outputs:
                 for reader in waiting.pop(name, ()):
                     missing[reader] -= 1
                     if not missing[reader]:

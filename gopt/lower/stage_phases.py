@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gopt.errors import UnsupportedError
+from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import Node, clone
 from gopt.lower.lowered import AHEAD_RECEIVE, AHEAD_SEND, RECEIVE, SEND, SHOWN
 from gopt.lower.phases import LoweredPhase, phase_of
@@ -128,11 +128,15 @@ class _Divided:
             results[self.part_of.get(value, shown)][output] = value
         readers: dict[str, list[ChunkAction]] = {}
         common: dict[ChunkAction, list[Node]] = {}
+        ran = set[ChunkAction]()
         for part, action in self.actions.items():
+            ran.add(part)
             action.needed.update(results[part].values())
             common[part] = with_common(action.needed, self.common)
             for name, made_by in self.part_of.items():
                 if made_by != part and name in action.needed:
+                    if made_by not in ran:
+                        self._refuse_late(name, part, made_by)
                     readers.setdefault(name, []).append(part)
         position = {node.first_output: number for number, node in enumerate(self.program.graph.nodes)}
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}
@@ -147,6 +151,10 @@ class _Divided:
             lowered.append(phase_of(self.program, name, times, results[part], nodes, action.needed, saved))
         self._check_statistics(lowered)
         return lowered
+
+    def _refuse_late(self, name: str, reader: ChunkAction, maker: ChunkAction) -> None:
+        actions = [f"action {self.plan.phase(*part)} of a micro-batch" for part in (reader, maker)]
+        raise InvariantError(f"{actions[0]} reads {name!r}, made later by {actions[1]}")
 
     def _numbered_halves(self, position: Mapping[str, int]) -> Iterable[tuple[int, Node]]:
         """The halves of transfers, at the places of the transfers."""

@@ -55,7 +55,7 @@ def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegmen
     starts = np.array([work.launches * device.launch for work in works])
     together = np.array([device.segment * item.starts for item in segments])
     stiffer = np.array([1, 1, 1, 1, _stiffer(sum(item.starts for item in segments))])
-    held = (
+    prior = (
         np.diag(STIFFNESS * stiffer) if device.settled is None else np.array([device.settled[name] for name in FITTED])
     )
     measured = np.array([item.seconds for item in segments])
@@ -67,7 +67,7 @@ def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegmen
         share = np.sqrt(measured / measured.sum())
         return np.concatenate([
             share * np.log(modelled / measured), [3 * np.log(modelled.sum() / measured.sum())],
-            held @ logs,
+            prior @ logs,
         ])  # fmt: skip
 
     logs, settled = _least_squares(residuals, 5)

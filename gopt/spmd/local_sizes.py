@@ -24,6 +24,7 @@ class LocalSizes:
         coordinates: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.types, self.parts, self.coordinates = graph.types, parts, coordinates
+        self._nbytes: dict[str, int] = {}
 
     @classmethod
     def at(cls, program: SpmdProgram, coordinates: Mapping[str, int]) -> LocalSizes:
@@ -33,6 +34,7 @@ class LocalSizes:
     def renamed(self, names: Mapping[str, str]) -> LocalSizes:
         """The sizes with further values: new name -> the value of the same size."""
         result = copy(self)
+        result._nbytes = {}
         result.types = {**self.types, **{new: self.types[old] for new, old in names.items() if old in self.types}}
         result.parts = {**self.parts, **{new: self.parts[old] for new, old in names.items() if old in self.parts}}
         return result
@@ -46,12 +48,11 @@ class LocalSizes:
 
     def nbytes(self, name: str) -> int:
         """Bytes of a value; 0 if the shape is unknown."""
-        type = self.types.get(name)
-        if type is None or not type.static:
-            return 0
-        if name in self.parts:
-            return nbytes(type.dtype, math.prod(self.parts[name].local_shape(type.dims, self.coordinates)))
-        return type.nbytes
+        size = self._nbytes.get(name)
+        if size is None:
+            shape = self.shape(name)
+            self._nbytes[name] = size = 0 if shape is None else nbytes(self.types[name].dtype, math.prod(shape))
+        return size
 
 
 def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:

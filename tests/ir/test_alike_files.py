@@ -41,6 +41,19 @@ def test_a_file_beside_others_is_read_as_alone(name: str, tmp_path: Path) -> Non
     assert len({id(graph.nodes) for graph in graphs}) < len(graphs)
 
 
+def test_nodes_behind_a_result_of_another_size_are_shared(tmp_path: Path) -> None:
+    gopt.shard(FIXTURES / "gpt_adamw.onnx", mesh="shard=3").write(tmp_path / "ranks")
+    files = AlikeFiles()
+    first, _, last = (files.load(str(path)) for path in sorted((tmp_path / "ranks").glob("rank_*.onnx")))
+    pairs = list(zip(first.nodes, last.nodes))
+    alike = next(at for at, (node, other) in enumerate(pairs) if node is not other)
+    unlike = [
+        at for at, (node, _) in enumerate(pairs) if first.types[node.outputs[0]] != last.types.get(node.outputs[0])
+    ]
+    assert unlike[0] < alike
+    assert pairs[alike][0].encoded != pairs[alike][1].encoded
+
+
 def _slices(path: Path, start: int, stop: int) -> None:
     nodes = [onnx.helper.make_node("Slice", ["x", "start", "stop"], ["part"]),
              onnx.helper.make_node("Neg", ["part"], ["y"])]  # fmt: skip

@@ -32,6 +32,8 @@ class StagePlacement:
         self.rewriter = GraphRewriter(program.graph, NAME)
         self.names: dict[str, dict[int, str]] = {}
         self.home: dict[str, int] = {}
+        self._values: dict[str, str] = {}
+        """Name of an operand on a stage -> the value."""
         self.counts: Counter[int] = Counter()
         self.transfers = 0
         self._producers = program.graph.producers()
@@ -159,6 +161,7 @@ class StagePlacement:
                         "let the body have it as an operand, or move the cut with pipeline{stages=...}",
                     )
                 self.rewriter.rewire(node, name, here)
+                self._values[here] = name
         node.sharding = self._on(stage, node.sharding)
         self.counts[stage] += 1
         for name in list(filter(None, node.outputs)):
@@ -222,9 +225,10 @@ class StagePlacement:
     def _viewed(self, name: str) -> str:
         """The operand of a view or a transpose of the step with result ``name``, or ''."""
         node = self._producers.get(name)
-        if node is None or node.source is None or not node.is_in(MOVES) or node.inputs[0] not in self.names:
+        if node is None or node.source is None or not node.is_in(MOVES):
             return ""
-        return node.inputs[0] if self.names.keys().isdisjoint(node.inputs[1:]) else ""
+        operand = self._values.get(node.inputs[0], node.inputs[0])
+        return operand if operand in self.names and self.names.keys().isdisjoint(node.inputs[1:]) else ""
 
     def has(self, name: str, stage: int) -> bool:
         """Return whether a stage has a value, or the operand of a view."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import Phase
 from gopt.ir.graph import SPMD, TRANSFER, Node
@@ -18,111 +18,170 @@ from gopt.spmd.stage_plan import StagePlan, transfers
 
 
 @dataclass(frozen=True, slots=True)
-class _Term:
-    """A term of a gradient from another stage: the transfer; the additions of the source from the term to the gradient;
-    and the addition of the gradient to the sum over micro-batches."""
+class _Gradient:
+    """A sum of terms from several stages, added to the sum over micro-batches.
 
-    transfer: Node
-    additions: tuple[Node, ...]
-    adds_up: Node
+    ``adds_up``: the addition to the sum over micro-batches; ``value``: the gradient; ``additions``: nodes of the source
+    with a term of another stage behind an operand; ``terms``: stage -> the transfers of its terms; ``local``: all other
+    terms."""
+
     accumulator: Accumulator
-
-    @property
-    def further(self) -> list[str]:
-        """The values added to the term."""
-        path = {self.transfer.outputs[0], *(node.outputs[0] for node in self.additions)}
-        return [name for node in self.additions for name in node.inputs if name not in path]
+    adds_up: Node
+    value: str
+    additions: list[Node] = field(default_factory=list)
+    terms: dict[int, list[Node]] = field(default_factory=dict)
+    local: list[str] = field(default_factory=list)
 
 
 def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
-    """Let each stage sum its part of a gradient over micro-batches, and send the sum to the parameter's stage in the
-    update: where the gradient itself is summed, without a call or a cast before the sum."""
-    removals: list[Removal] = []
-    while (term := next(_terms(program), None)) is not None:
-        rewriter = GraphRewriter(program.graph, NAME)
-        _apart(program, plan, rewriter, term)
-        rewriter.finish()
-        program.set_states(program.states)
-        removals += rewriter.removed
-    return removals
+    """Let each stage sum own terms of a gradient over micro-batches, and send the sum to the parameter's stage in the
+    update: where the gradient itself is summed, without a call or a cast before the sum. Linear time."""
+    gradients = _Gradients(program).all() if program.micro_steps > 1 else []
+    rewriter, readers = GraphRewriter(program.graph, NAME), program.graph.users()
+    for gradient in gradients:
+        _Apart(program, plan, rewriter, gradient).rewrite(readers.get(gradient.accumulator.input, ()))
+    rewriter.finish()
+    program.set_states(program.states)
+    return rewriter.removed
 
 
-def _terms(program: SpmdProgram) -> Iterator[_Term]:
-    """Yield the parts of gradients from another stage in each micro-batch, where a sum there is as good."""
-    if program.micro_steps == 1:
-        return
-    types, users, results = program.graph.types, program.graph.users(), program.results()
-    sums = {accumulator.added: accumulator for accumulator in program.accumulators}
-    for node in program.graph.nodes:
-        if not transfers(node) or transfers(node, to_all=True) or node.phase is not Phase.BACKWARD:
-            continue
-        path: list[Node] = []
-        name, reader = node.first_output, _only_addition(users, node.first_output)
-        while reader is not None and reader.source is not None and name not in results:
-            path.append(reader)
-            name = reader.first_output
-            reader = _only_addition(users, name)
-        accumulator = sums.get(reader.first_output) if path and reader is not None and name not in results else None
-        if reader is not None and accumulator is not None and _all_of(path, accumulator.type, types):
-            yield _Term(node, tuple(path), reader, accumulator)
+class _Gradients:
+    """Finds the gradients with terms of other stages in each micro-batch, where a sum there is as good."""
 
+    def __init__(self, program: SpmdProgram) -> None:
+        self.program, self.types = program, program.graph.types
+        readers, results = program.graph.users(), program.results()
+        self.passed_on = {name for name, nodes in readers.items() if len(nodes) == 1 and name not in results}
+        """Values with a reader alone."""
+        self.makers = {name: node for node in program.graph.nodes for name in node.outputs}
 
-def _only_addition(users: Mapping[str, Sequence[Node]], name: str) -> Node | None:
-    """The only reader of a value, if an addition of different values."""
-    readers = users.get(name, ())
-    adds = len(readers) == 1 and readers[0].is_in(ADDITIONS) and len({*readers[0].inputs}) == len(readers[0].inputs)
-    return readers[0] if adds else None
+    def all(self) -> list[_Gradient]:
+        gradients = []
+        for accumulator in self.program.accumulators:
+            adds_up = self.makers.get(accumulator.added)
+            if adds_up is None or not adds_up.is_in(ADDITIONS) or accumulator.input not in adds_up.inputs:
+                continue
+            value = next(name for name in adds_up.inputs if name != accumulator.input)
+            gradient = _Gradient(accumulator, adds_up, value)
+            self._follow(gradient)
+            if gradient.additions:
+                gradients.append(gradient)
+        return gradients
 
+    def _follow(self, gradient: _Gradient) -> None:
+        """Collect the terms of a gradient: the leaves of the tree of additions that end in the gradient."""
+        names, type = [gradient.value], gradient.accumulator.type
+        for name in names:  # sums before operands; grows meanwhile
+            if self._is_sum(name, type):
+                names += self.makers[name].inputs
+        distant = set[str]()
+        for name in reversed(names):
+            if self._is_distant(name) or (self._is_sum(name, type) and distant & {*self.makers[name].inputs}):
+                distant.add(name)
+        open_ = [gradient.value]
+        while open_:
+            name = open_.pop()
+            if name not in distant:
+                gradient.local.append(name)
+            elif self._is_distant(name):
+                gradient.terms.setdefault(_stages(self.makers[name])[0], []).append(self.makers[name])
+            else:
+                gradient.additions.append(self.makers[name])
+                open_ += reversed(self.makers[name].inputs)
 
-def _all_of(additions: Iterable[Node], type: TensorType, types: Mapping[str, TensorType]) -> bool:
-    """Return whether the operands of additions have a type, so that no addition repeats an operand."""
-    return all(types[name] == type for node in additions for name in node.inputs)
-
-
-def _apart(program: SpmdProgram, plan: StagePlan, rewriter: GraphRewriter, term: _Term) -> None:
-    graph, old = program.graph, term.accumulator
-    stage, home = (int(number) for number in term.transfer.attributes["stages"])
-    value = term.transfer.inputs[0]
-    root = f"{PREFIX}.{value}.sum"
-    distant = plan.on(stage, _off(term.adds_up.sharding))
-    partial = replace(
-        old, input=root, output=f"{root}_out", added=f"{root}_next", sharding=plan.on(stage, _off(old.sharding))
-    )
-    graph.types[root] = graph.inputs[root] = old.type
-    readers = [node for node in graph.users().get(old.input, ()) if node is not term.adds_up and not node.is_in(SIZES)]
-    maker, reader = rewriter.latest([value]), rewriter.earliest(readers)
-    rewriter.add(
-        "Add", [root, value], {partial.added: old.type}, sharding=distant, after=maker
-    ).phase = term.adds_up.phase
-    rewriter.zeros(root, partial.output, f"{root}_sizes", distant)
-    sent = rewriter.add(
-        TRANSFER, [root], {f"{root}.stage{home}": old.type}, domain=SPMD, attributes=dict(term.transfer.attributes),
-        sharding=term.transfer.sharding, before=reader,
-    )  # fmt: skip
-    total = rewriter.add(
-        "Add", [old.input, sent.outputs[0]], {f"{root}.total": old.type}, sharding=term.adds_up.sharding, before=reader
-    )
-    for node in (sent, total):
-        node.phase = Phase.UPDATE
-    for node in readers:
-        rewriter.rewire(node, old.input, total.outputs[0])
-    gradient, *further = term.additions[-1].first_output, *term.further
-    rest = further.pop(0)
-    for number, value in enumerate(further):
-        adds = rewriter.add(
-            "Add", [rest, value], {f"{root}.rest{number}": old.type}, sharding=term.adds_up.sharding,
-            before=term.adds_up,
+    def _is_sum(self, name: str, type: TensorType) -> bool:
+        """Return whether an addition of the source makes a value, of different values, and repeats no element."""
+        node = self.makers.get(name) if name in self.passed_on else None
+        return (
+            node is not None and node.is_in(ADDITIONS) and node.source is not None
+            and len({*node.inputs}) == len(node.inputs) and all(self.types[each] == type for each in node.inputs)
         )  # fmt: skip
-        adds.phase, rest = term.adds_up.phase, adds.first_output
-        program.value_stages[rest] = home
-    rewriter.rewire(term.adds_up, gradient, rest)
-    for node in term.additions:
-        assert node.source is not None
-        rewriter.remove(node.source, "each stage sums its part over micro-batches")
-    rewriter.discard(term.transfer.outputs[0])
-    program.accumulators.append(partial)
-    program.value_stages.update(dict.fromkeys((root, partial.added, partial.output, f"{root}_sizes"), stage))
-    program.value_stages.update(dict.fromkeys((sent.outputs[0], total.outputs[0]), home))
+
+    def _is_distant(self, name: str) -> bool:
+        node = self.makers.get(name) if name in self.passed_on else None
+        return (
+            node is not None and transfers(node) and not transfers(node, to_all=True) and node.phase is Phase.BACKWARD
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Rewrites a gradient."""
+
+    program: SpmdProgram
+    plan: StagePlan
+    rewriter: GraphRewriter
+    gradient: _Gradient
+
+    def rewrite(self, readers: Sequence[Node]) -> None:
+        """``readers``: of the sum over micro-batches."""
+        gradient, rewriter, old = self.gradient, self.rewriter, self.gradient.accumulator
+        if not gradient.local:  # the parameter's stage adds up what one stage goes on sending
+            gradient.local.extend(node.first_output for node in gradient.terms.popitem()[1])
+        late = [node for node in readers if node is not gradient.adds_up and not node.is_in(SIZES)]
+        total, reader = old.input, rewriter.earliest(late)
+        for stage, terms in gradient.terms.items():
+            total = self._sum_on(stage, terms, total, reader)
+        for node in late:
+            rewriter.rewire(node, old.input, total)
+        if gradient.terms:
+            home = self.program.value_stages[gradient.adds_up.first_output]
+            root = f"{PREFIX}.{gradient.value}.own"
+            rewriter.rewire(
+                gradient.adds_up, gradient.value, self._added(gradient.local, root, home, gradient.adds_up.sharding)
+            )
+            for node in gradient.additions:
+                assert node.source is not None
+                rewriter.remove(node.source, "each stage sums its part over micro-batches")
+
+    def _sum_on(self, stage: int, terms: Sequence[Node], total: str, reader: Node | None) -> str:
+        """Sum the terms of a stage there, and add the sum to ``total`` before ``reader``; returns the result."""
+        program, rewriter, old = self.program, self.rewriter, self.gradient.accumulator
+        values, home = [node.inputs[0] for node in terms], _stages(terms[0])[1]
+        root, sharding = f"{PREFIX}.{values[0]}.sum", self.plan.on(stage, _off(self.gradient.adds_up.sharding))
+        partial = replace(
+            old, input=root, output=f"{root}_out", added=f"{root}_next",
+            sharding=self.plan.on(stage, _off(old.sharding)),
+        )  # fmt: skip
+        program.graph.types[root] = program.graph.inputs[root] = old.type
+        value = self._added(values, f"{root}_part", stage, sharding)
+        rewriter.add(
+            "Add", [root, value], {partial.added: old.type}, sharding=sharding, after=rewriter.latest([value])
+        ).phase = self.gradient.adds_up.phase
+        rewriter.zeros(root, partial.output, f"{root}_sizes", sharding)
+        sent = rewriter.add(
+            TRANSFER, [root], {f"{root}.stage{home}": old.type}, domain=SPMD, attributes=dict(terms[0].attributes),
+            sharding=terms[0].sharding, before=reader,
+        )  # fmt: skip
+        result = rewriter.add(
+            "Add", [total, *sent.outputs], {f"{root}.total": old.type}, sharding=self.gradient.adds_up.sharding,
+            before=reader,
+        )  # fmt: skip
+        sent.phase = result.phase = Phase.UPDATE
+        for node in terms:
+            rewriter.discard(node.first_output)
+        program.accumulators.append(partial)
+        program.value_stages |= dict.fromkeys((root, partial.added, partial.output, f"{root}_sizes"), stage)
+        program.value_stages |= dict.fromkeys((*sent.outputs, *result.outputs), home)
+        return result.first_output
+
+    def _added(self, values: Sequence[str], root: str, stage: int, sharding: Sharding) -> str:
+        """Sum values on a stage; returns the sum."""
+        result = values[0]
+        for number, value in enumerate(values[1:]):
+            adds = self.rewriter.add(
+                "Add", [result, value], {f"{root}{number}": self.gradient.accumulator.type}, sharding=sharding,
+                after=self.rewriter.latest([result, value]),
+            )  # fmt: skip
+            result, adds.phase = adds.first_output, self.gradient.adds_up.phase
+            self.program.value_stages[result] = stage
+        return result
+
+
+def _stages(transfer: Node) -> tuple[int, int]:
+    """From which stage to which a transfer goes."""
+    source, home = transfer.attributes["stages"]
+    return int(source), int(home)
 
 
 def _off(sharding: Sharding) -> Sharding:

@@ -71,11 +71,11 @@ class Comparison:
         for members in alike.values():
             rank, values = self.relation.ranks[members[0]], self.actual[members[0]]
             for state in rank.states:
-                for piece in state.pieces if not state.copy else ():
-                    covered[piece.tensor].add(piece)
                 key = id(state), values.step[state.input], values.dtypes.get(state.input)
                 if key not in compared:
                     compared[key] = list(self._compared(state, values))
+                    for piece in state.pieces if not state.copy else ():
+                        covered[piece.tensor].add(piece)
                 for name, actual, due in compared[key]:
                     apart.setdefault(name, []).extend((self.relation.ranks[at].rank, actual, due) for at in members)
         claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -14,7 +15,7 @@ from gopt.collectives.layout import HALVES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.operators.kinds import CASTS
-from gopt.records.boxes import ranges_of
+from gopt.records.boxes import Box, ranges_of
 from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, with_shared_means
@@ -26,7 +27,7 @@ from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import UnpairedCall, Values
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
-from gopt.verification.proof.selections import joined
+from gopt.verification.proof.selections import Selection, joined
 from gopt.verification.proof.sweep import Sweep
 from gopt.verification.reference_graphs import local_graph, update_graph
 
@@ -282,11 +283,17 @@ def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values
     for piece in pieces:
         number = whole[piece.tensor]
         if piece.box is not None:
-            number = expressions.take(number, tuple(tuple(ranges_of(ends)) for ends in piece.box))
+            number = expressions.take(number, _selection(piece.box))
         if piece.every is not None:
             number = _rows(expressions, number, *piece.every)
         parts += expressions.cut(number, piece.start, piece.stop)
     return expressions.flat(parts)
+
+
+@cache
+def _selection(box: Box) -> Selection:
+    """The ranges of a box; ranks have few boxes, and many states in each."""
+    return tuple(tuple(ranges_of(ends)) for ends in box)
 
 
 def _rows(expressions: Expressions, number: int, begin: int, step: int) -> int:

@@ -286,9 +286,10 @@ class Elements:
     def constant(self, value: Coefficient, shape: Shape = ()) -> int:
         """The value in every element of a shape."""
         key = value, shape
-        if key not in self._constants:
-            self._constants[key] = self.linear({ONE: value}, shape)
-        return self._constants[key]
+        number = self._constants.get(key)
+        if number is None:
+            number = self._constants[key] = self.linear({ONE: value}, shape)
+        return number
 
     def uniform(self, number: int) -> Coefficient | None:
         """The number in every element of a constant; None for any other expression."""
@@ -408,12 +409,13 @@ class Elements:
     def added(self, operands: Sequence[int], signs: Sequence[int] | None = None) -> int:
         """The sum of operands with ``signs``."""
         key = "sum", tuple(operands), tuple(signs or ())
-        if key not in self._results:
+        result = self._results.get(key)
+        if result is None:
             terms: dict[int, Coefficient] = {}
             for operand, sign in zip(operands, signs or [1] * len(operands)):
                 terms[operand] = terms.get(operand, 0) + sign
-            self._results[key] = self.linear(terms, broadcast(self.shape(operand) for operand in operands))
-        return self._results[key]
+            result = self._results[key] = self.linear(terms, broadcast(map(self.shape, operands)))
+        return result
 
     # --- products ---
 
@@ -427,10 +429,11 @@ class Elements:
     def product(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         """The product of powers of operands."""
         key = "product", tuple(operands), tuple(exponents)
-        if key not in self._results:
+        result = self._results.get(key)
+        if result is None:
             multiple = self._multiple(operands, exponents) if len(operands) == 2 and not self.counts else None
-            self._results[key] = self._powers(operands, exponents) if multiple is None else multiple
-        return self._results[key]
+            result = self._results[key] = self._powers(operands, exponents) if multiple is None else multiple
+        return result
 
     def _multiple(self, operands: Sequence[int], exponents: Sequence[int]) -> int | None:
         """The product of a value and a power of a number; None for other products, and for zero."""
@@ -698,6 +701,15 @@ class Elements:
         """Return whether a value has several elements, or is an element of a flat value."""
         return self._ranged[number]
 
+    def in_common_shape(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Values of equal size in the shape of their sum, beside values of one element."""
+        large = [number for number in numbers if self._ranged[number]]
+        counts = set(map(self._counts.__getitem__, large))
+        if len(counts) != 1 or None in counts:
+            return numbers
+        shape = self._common(large, cast(int, counts.pop()))
+        return [self.view(number, shape) if self._ranged[number] else number for number in numbers]
+
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
         """The shape in which expressions of equal size are combined: of all roots, without dimensions of length 1 where
         only these differ, or flat."""
@@ -960,9 +972,10 @@ class Elements:
         if how == "mean":
             return self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
         key = how, axes, number
-        if key not in self._reduced:
-            self._reduced[key] = self._reduction(number, axes, how)
-        return self._reduced[key]
+        result = self._reduced.get(key)
+        if result is None:
+            result = self._reduced[key] = self._reduction(number, axes, how)
+        return result
 
     def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
         live = axes & self.varies[number]

@@ -38,6 +38,8 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         to = dtype_name(node.attributes["to"])
     if "undefined" in (source, to) and node.is_in(CASTS):
         return None
+    if source == to and not node.is_in(CASTS):
+        return operands[0]
     if to in EXACT.get(source, ()):
         reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
     if reader.widened.get(node.inputs[0]) == to:

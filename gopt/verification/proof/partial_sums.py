@@ -70,9 +70,10 @@ class PartialSums(Boxes):
         if not self.sealed or self.joinable((number,)):  # with rules that come to be known
             return self._taken(number, selection)
         key = number, selection
-        if key not in self._takes:
-            self._takes[key] = self._taken(number, selection)
-        return self._takes[key]
+        part = self._takes.get(key)
+        if part is None:
+            part = self._takes[key] = self._taken(number, selection)
+        return part
 
     def _taken(self, number: int, selection: Selection) -> int:
         op, attributes, operands, _ = self.all[number]

@@ -54,8 +54,6 @@ class NodeOrder:
 
     def __init__(self, graph: Graph, wholes: WholesOfRanges) -> None:
         self.graph, self.wholes = graph, wholes
-        self.sweeps: list[RankSweep] = []
-        self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
         self._names: dict[int, list[str]] = {}
         self._behind: dict[int, dict[str, list[int]]] = {}
 
@@ -103,14 +101,6 @@ class NodeOrder:
     def unlike(self, sweep: RankSweep, second: RankSweep) -> str:
         """The first input that two sweeps have unlike, in the order of the nodes; "" for equal inputs."""
         return next((name for name in self.inputs if sweep.values.get(name) != second.values.get(name)), "")
-
-    def with_input(self, name: str, number: int | None) -> RankSweep | None:
-        """The first of the sweeps with an input."""
-        count, holders = self._holders.get(name, (0, {}))
-        for sweep in self.sweeps[count:]:
-            holders.setdefault(sweep.values.get(name), sweep)
-        self._holders[name] = len(self.sweeps), holders
-        return holders.get(number)
 
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
@@ -181,12 +171,12 @@ class RankSweep:
     def follow(self, leader: RankSweep, order: NodeOrder, behind: tuple[RankSweep, NodeOrder] | None = None) -> bool:
         """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
         inputs and types; ``behind``: the next leader, from the first node on with other inputs."""
-        front = common(self.graph.nodes, leader.graph.nodes)
+        front, count = self._common(leader, order), len(self.graph.nodes)
         if behind is not None:
             front = min(front, order.inputs.get(order.unlike(self, leader), front))
-            if not self._fits(*behind, len(self.graph.nodes)):
+            if self._common(*behind) < count or not self._fits(*behind, count):
                 return False
-        if 2 * front < len(self.graph.nodes) or not self._fits(leader, order, front):
+        if 2 * front < count or not self._fits(leader, order, front):
             return False
         self.leader, self.order, self.front, self.behind = leader, order, front, behind
         self.values = _Followed(dict(self.values), leader.values, self.reader.expressions)
@@ -211,11 +201,16 @@ class RankSweep:
             self.reader.follow(leader.reader.widened)
         return self.to_call()
 
+    def _common(self, leader: RankSweep, order: NodeOrder) -> int:
+        """The number of nodes in front shared with a leader, up to a result of another type."""
+        front, types, due = common(self.graph.nodes, leader.graph.nodes), self.graph.types, leader.graph.types
+        names = order.names(front) if types is not due else []
+        if list(map(types.get, names)) == list(map(due.get, names)):
+            return front
+        return next(order.made[name] for name in names if types.get(name) != due.get(name))
+
     def _fits(self, leader: RankSweep, order: NodeOrder, front: int) -> bool:
-        """Return whether the nodes in front read the same inputs and have results of the same types."""
-        types, due, names = self.graph.types, leader.graph.types, order.names(front)
-        if types is not due and list(map(types.get, names)) != list(map(due.get, names)):
-            return False
+        """Return whether the nodes in front read the same inputs."""
         return not any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys())
 
     def alone(self) -> None:
@@ -329,7 +324,7 @@ class RankSweep:
         """The results of a group on ranges of parts of whole values."""
         expressions, parts = self.reader.expressions, list[tuple[Region, list[Column]]]()
         for column in columns_of(operands):
-            part = common_region(expressions, column)
+            part = common_region(expressions, expressions.in_common_shape(column))
             wholes = self._rows(group, *part) if part is not None and part[0].whole is not None else []
             if part is None or not wholes:
                 return []
@@ -360,8 +355,12 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of the operands of a node. Raises UnpairedCall for an undefined value."""
-        numbers = tuple([self.values[name] for name in names])
+        """The expressions of the operands of a node. Raises UnpairedCall for a value that the rank lacks."""
+        try:
+            numbers = tuple([self.values[name] for name in names])
+        except KeyError as error:
+            said = f"reads {error.args[0]!r}, which a later file makes"
+            raise UnpairedCall(self.rank, node, said, "a value from before") from None
         if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
             raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")

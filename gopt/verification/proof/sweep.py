@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
@@ -34,6 +35,23 @@ def unsized(node: Node) -> UnsupportedError:
         f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
         "fix open dimensions of the inputs, and give values their types (onnx.shape_inference)",
     )
+
+
+class _Alike:
+    """The sweeps over a list of nodes; ``firsts``: some sweeps to follow, with the inputs."""
+
+    def __init__(self, order: NodeOrder) -> None:
+        self.order, self.firsts = order, list[tuple[RankSweep, Values]]()
+        self.sweeps: list[RankSweep] = []
+        self._holders: dict[str, tuple[int, dict[int | None, RankSweep]]] = {}
+
+    def with_input(self, name: str, number: int | None) -> RankSweep | None:
+        """The first of the sweeps with an input."""
+        count, holders = self._holders.get(name, (0, {}))
+        for sweep in self.sweeps[count:]:
+            holders.setdefault(sweep.values.get(name), sweep)
+        self._holders[name] = len(self.sweeps), holders
+        return holders.get(number)
 
 
 class Sweep:
@@ -125,12 +143,13 @@ class Sweep:
     def _follow(self, sweeps: Sequence[RankSweep]) -> None:
         """Let sweeps follow the nearest of the first with the same nodes, and these earlier ones with the same in
         front."""
-        leaders: list[tuple[RankSweep, NodeOrder]] = []
-        alike: dict[int, tuple[NodeOrder, list[tuple[RankSweep, Values]]]] = {}
+        leaders: list[tuple[RankSweep, _Alike]] = []
+        alike: dict[int, _Alike] = {}
         for sweep in sweeps:
             if id(sweep.graph.nodes) not in alike:
-                alike[id(sweep.graph.nodes)] = NodeOrder(sweep.graph, self._wholes), []
-            order, firsts = alike[id(sweep.graph.nodes)]
+                alike[id(sweep.graph.nodes)] = _Alike(NodeOrder(sweep.graph, self._wholes))
+            row = alike[id(sweep.graph.nodes)]
+            order, firsts = row.order, row.firsts
             inputs = dict(sweep.values)
             near, nearest = max(
                 ((len(inputs.items() & values.items()), place) for place, (_, values) in enumerate(firsts)),
@@ -138,24 +157,25 @@ class Sweep:
             )
             near_one = [(firsts[nearest][0], order)] if firsts else []
             in_front = [(leader, near) for near in near_one for leader in self._in_front(sweep, *near, leaders)]
+            earlier = ((leader, behind.order) for leader, behind in leaders)
             if not (
                 any(sweep.follow(*leader, behind) for leader, behind in in_front)
-                or any(sweep.follow(*leader) for leader in (*near_one, *leaders))
+                or any(sweep.follow(*leader) for leader in (*near_one, *earlier))
             ):
-                leaders.append((sweep, order))
+                leaders.append((sweep, row))
             if _FEW_ALIKE * near <= len(inputs) and len(firsts) < _FIRSTS:
                 firsts.append((sweep, inputs))
-            order.sweeps.append(sweep)
+            row.sweeps.append(sweep)
 
     def _in_front(
-        self, sweep: RankSweep, near: RankSweep, order: NodeOrder, leaders: Sequence[tuple[RankSweep, NodeOrder]]
+        self, sweep: RankSweep, near: RankSweep, order: NodeOrder, leaders: Sequence[tuple[RankSweep, _Alike]]
     ) -> Iterator[tuple[RankSweep, NodeOrder]]:
         """Sweeps over further nodes with the first input that a sweep has unlike the nearest sweep over its nodes."""
         name = order.unlike(sweep, near)
-        for _, nodes in leaders if name else ():
-            leader = nodes.with_input(name, sweep.values.get(name)) if nodes is not order else None
+        for _, row in leaders if name else ():
+            leader = row.with_input(name, sweep.values.get(name)) if row.order is not order else None
             if leader is not None:
-                yield leader, nodes
+                yield leader, row.order
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
@@ -277,4 +297,4 @@ class Sweep:
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
             raise unsized(node)
-        return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]
+        return [(dtype, cast(tuple[int, ...], shape)) for shape in shapes]

@@ -48,3 +48,21 @@ def test_other_parts_and_whole_values_have_no_common_region() -> None:
     ):
         assert common_region(expressions, [part, second]) is None
     assert common_region(expressions, [expressions.take(number, single) for number in (a, b)]) is None
+
+
+def test_values_that_differ_in_lengths_of_one_have_a_region_in_their_common_shape() -> None:
+    """A gradient of one sample keeps the dimension of samples, beside moments without it."""
+    expressions, (a, *_) = values()
+    gradient = expressions.take(expressions.leaf("state", "of a sample", (1, 8, 6)), (None, *COLUMNS))
+    part, rate = expressions.take(a, COLUMNS), expressions.leaf("input", "rate", ())
+    shaped = expressions.in_common_shape([gradient, rate, part])
+    assert shaped == [expressions.view(gradient, (8, 3)), rate, part]
+    region, rows = common_region(expressions, shaped) or (None, [])
+    assert region is not None
+    assert columns_of(rows) == [(expressions.view(expressions.all[gradient].operands[0], (8, 6)), rate, a)]
+
+
+def test_values_of_other_sizes_stay_in_their_shapes() -> None:
+    expressions, (a, *_) = values()
+    other = expressions.leaf("state", "d", (8, 7))
+    assert expressions.in_common_shape([a, other]) == [a, other]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +130,16 @@ def test_a_stored_value_of_any_rank_alone_is_seen(rank: int, tmp_path: Path) -> 
 
     edit_rank(tmp_path / "ranks", rank, edit)
     assert gopt.prove(tmp_path / "ranks").verdict is ProofVerdict.DIFFERENT
+
+
+def test_a_proof_is_freed_when_it_ends_without_a_collection(tmp_path: Path) -> None:
+    assert sharded("gpt_adamw", SPLIT_SETS["buckets of parts"], tmp_path / "ranks")
+    gc.disable()
+    try:
+        prover = Prover(folder_relation(tmp_path / "ranks"))
+        prover.run()
+        expressions = weakref.ref(prover.expressions)
+        del prover
+        assert expressions() is None
+    finally:
+        gc.enable()
