@@ -127,8 +127,8 @@ class TorchEngine:
         return started
 
     def leave(self) -> None:
-        """Let the process groups go: their threads end with the last reference. A call that an error has left on its
-        way would hold the process until its time is up; then the groups stay."""
+        """Let the process groups go: their threads end with the last reference. They stay where a call is on its way,
+        interrupted by an error: its thread would hold the process until the time of the call is up."""
         if not any(call.waits for call in self._started):
             self._groups.clear()
             getattr(self.device_mesh, "_pg_registry", {}).clear()
@@ -224,8 +224,8 @@ def start_processes(device: torch.device, deadline: float) -> None:
 
 
 def _leave() -> None:
-    """End the threads of all groups: a thread of gloo that gives a tensor back to Python behind the end of the
-    interpreter aborts the process. A group lives, with its threads, as long as anything holds it."""
+    """End the threads of all groups: a thread of gloo aborts the process when it gives a tensor back to Python behind the
+    end of the interpreter. A group lives, with its threads, as long as anything holds it."""
     for engine in [*_ENGINES]:
         engine.leave()
     if dist.is_initialized():
