@@ -127,8 +127,8 @@ class TorchEngine:
         return started
 
     def leave(self) -> None:
-        """Let the process groups go: their threads end with the last reference. They stay where a call is on its way,
-        interrupted by an error: its thread would hold the process until the time of the call is up."""
+        """Drop the process groups: threads of a group end with the last reference. Groups stay while a call waits,
+        interrupted by an error: the thread would hold the process until the call times out."""
         if not any(call.waits for call in self._started):
             self._groups.clear()
             getattr(self.device_mesh, "_pg_registry", {}).clear()
@@ -153,7 +153,7 @@ class StartedCall:
 
     @property
     def waits(self) -> bool:
-        """Whether nobody has waited for the outputs yet."""
+        """Whether the outputs are still to come."""
         return self._finish is not None
 
     def wait(self) -> None:
@@ -224,8 +224,8 @@ def start_processes(device: torch.device, deadline: float) -> None:
 
 
 def _leave() -> None:
-    """End the threads of all groups: a thread of gloo aborts the process when it gives a tensor back to Python behind the
-    end of the interpreter. A group lives, with its threads, as long as anything holds it."""
+    """End the threads of all groups: a thread of gloo aborts the process by giving a tensor back to Python after the
+    end of the interpreter. A group lives, with all threads, until the last reference goes."""
     for engine in [*_ENGINES]:
         engine.leave()
     if dist.is_initialized():
