@@ -141,3 +141,29 @@ def test_an_interpolation_in_a_narrow_type_is_rounded_once(dtype):
     assert torch.equal(decompositions.lerp(x, end, 0.1), torch.lerp(x, end, 0.1))
     assert torch.equal(decompositions.lerp_by_tensor(x, end, weight), torch.lerp(x, end, weight))
     assert not torch.equal(x + 0.1 * (end - x), torch.lerp(x, end, 0.1)), "rounded three times"
+
+
+class Turned(nn.Module):
+    """A rotation by complex numbers, with a dimension put in ``dim``, as Llama 4 turns its heads."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.net, self.dim = nn.Linear(6, 8), dim
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.net(x).unflatten(-1, (4, 2)))
+        angles = torch.polar(torch.ones_like(x[:, :4]), x[:, :4])
+        turned = pairs.unsqueeze(self.dim) * angles.unsqueeze(self.dim)
+        return torch.view_as_real(turned).flatten(1)
+
+
+@pytest.mark.parametrize("dim", [1, -1, 0])
+def test_a_dimension_is_put_into_complex_numbers(dim, tmp_path):
+    def factory():
+        torch.manual_seed(0)
+        net = Turned(dim)
+        loss = lambda y, target: ((y.reshape(target.shape) - target) ** 2).mean()  # noqa: E731
+        return net, loss, torch.optim.SGD(net.parameters(), 0.1), (torch.randn(3, 6), torch.randn(3, 8))
+
+    found = export(factory, tmp_path / "step.onnx").checked
+    assert found.losses == pytest.approx(found.eager_losses, rel=1e-5)
