@@ -65,6 +65,8 @@ class TorchEngine:
         names, sizes = zip(*mesh.axes)
         self.device_mesh: DeviceMesh = init_device_mesh(device.type, sizes, mesh_dim_names=names)
         self._groups: dict[str, Any] = {}
+        self._started = weakref.WeakSet[StartedCall]()
+        _ENGINES.add(self)
 
     def prepare(self, groups: Sequence[str]) -> None:
         for group in (group for group in groups if group not in self._groups):
@@ -121,7 +123,15 @@ class TorchEngine:
             started = StartedCall(self.watchdog, what, START[node.op_type](call))
         if node.op_type == "ReduceScatter" and self._device.type == "cpu":
             self._finish_reductions(started)
+        self._started.add(started)
         return started
+
+    def leave(self) -> None:
+        """Drop the process groups: threads of a group end with the last reference. Groups stay while a call waits,
+        interrupted by an error: the thread would hold the process until the call times out."""
+        if not any(call.waits for call in self._started):
+            self._groups.clear()
+            getattr(self.device_mesh, "_pg_registry", {}).clear()
 
     def _finish_reductions(self, started: StartedCall) -> None:
         """Wait for all reductions but the last two: parts of a whole gradient lie in memory until their sum."""
@@ -132,7 +142,7 @@ class TorchEngine:
         self._reductions = running[-_MOST_REDUCTIONS:]
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class StartedCall:
     """A call on its way."""
 
@@ -140,6 +150,11 @@ class StartedCall:
     what: str
     _finish: Callable[[], list[torch.Tensor]] | None
     _results: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the outputs are still to come."""
+        return self._finish is not None
 
     def wait(self) -> None:
         """Wait until the outputs are there."""
@@ -151,6 +166,10 @@ class StartedCall:
         """Wait for the call; returns the outputs, or an empty list where they are undefined on this rank."""
         self.wait()
         return self._results
+
+
+_ENGINES = weakref.WeakSet[TorchEngine]()
+"""The engines of this process."""
 
 
 class TorchCalls:
@@ -197,21 +216,31 @@ def start_processes(device: torch.device, deadline: float) -> None:
         return
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=deadline + _SLACK), **_meeting())
+        timeout = timedelta(seconds=deadline + _SLACK)
+        dist.init_process_group(backend, timeout=timeout, **_meeting(timeout))
     except (RuntimeError, ValueError) as error:
         raise RunError(f"torch.distributed cannot start: {first_line(error)}") from error
     atexit.register(_leave)
 
 
 def _leave() -> None:
-    """End the threads of the group: a thread behind the end of the interpreter would abort the process."""
+    """End the threads of all groups: a thread of gloo aborts the process by giving a tensor back to Python after the
+    end of the interpreter. A group lives, with all threads, until the last reference goes."""
+    for engine in [*_ENGINES]:
+        engine.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _meeting() -> dict[str, Any]:
+def _meeting(timeout: timedelta) -> dict[str, Any]:
     """Where the processes of the job meet: by the variables of torchrun, else of gopt's launcher or Slurm."""
     environment, folder = os.environ, launcher_folder()
+    if environment.get("GROUP_WORLD_SIZE") == "1":
+        # The store of the one agent still has the addresses of processes that ended before a restart. Agents of several
+        # machines count restarts apart.
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return {"store": dist.PrefixStore(f"gopt/{attempt}", store), "rank": rank, "world_size": size}
     if "RANK" in environment:
         return {}
     if folder is not None:

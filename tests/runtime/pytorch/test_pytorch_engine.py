@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from test_evaluation import HELD_OUT, arrays, evaluation_of, sharded
 from test_nccl import TRAININGS, differing, job, states, train_on_threads, written
 
 pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
 engine = pytest.importorskip("gopt.runtime.pytorch.engine")
 TorchHost = pytest.importorskip("gopt.runtime.pytorch.device").TorchHost
 
@@ -138,3 +140,39 @@ def test_a_third_reduction_waits_for_the_first():
         assert finished == due
     assert [call.result() for call in calls] == [[0], [1], [2], [3]] == [call.result() for call in calls]
     assert finished == [0, 1, 2, 3]
+
+
+def test_a_call_that_an_error_left_on_its_way_keeps_its_group(tmp_path):
+    """The end of a group waits for its calls: a script that fails would hang until the time of the call is up."""
+    alone = engine.TorchEngine(Mesh.parse("shard=1"), torch.device("cpu"), 5.0, print)
+    try:
+        alone.prepare(["shard"])
+        call = engine.StartedCall(alone.watchdog, "a call", lambda: [])
+        alone._started.add(call)
+        alone.leave()
+        assert alone._groups
+        call.wait()
+        alone.leave()
+        assert not alone._groups
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_processes_that_are_started_again_do_not_meet_those_before(monkeypatch):
+    """torchrun keeps its store: what the processes before a restart wrote there was read, and their addresses tried."""
+    served = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": served.port,
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "GROUP_WORLD_SIZE": 1,
+    }
+    for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+    stores = []
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        stores.append(engine._meeting(timedelta(seconds=600))["store"])
+    stores[0].set("address", "of a process before")
+    assert [store.check(["address"]) for store in stores] == [True, False]
