@@ -52,6 +52,12 @@ def test_a_sharded_state_names_the_elements_of_each_rank(folder):
     assert "gopt.shard.b0.c0.state1 float32" in told(story, "now")
 
 
+def test_a_copy_on_a_stage_is_told(tmp_path):
+    gopt.shard(FIXTURES / "gpt_adamw.onnx", "pp=2", accumulate=2, schedule="1f1b").write(tmp_path / "ranks")
+    held = told(explain(tmp_path / "ranks", "wte.weight"), "held").splitlines()
+    assert held == ["whole on rank 0, as wte.weight", "whole (a copy) on rank 1, as gopt.stages.wte.weight.stage1"]
+
+
 def test_a_removed_operator_and_what_stands_for_it(folder):
     story = explain(folder, "node_mul_2")
     assert "update of fc1.weight, from ranks 0-1 by shard" in told(story, "removed")

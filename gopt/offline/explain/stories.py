@@ -95,7 +95,7 @@ def _part(local: LocalState, state: SourceState, total: int) -> str:
             if piece.every is not None:
                 text = f"rows {piece.every[0]}, {sum(piece.every)}, …"
             parts.append(text)
-    return ", ".join(parts) + (" (a low-precision copy)" if local.copy else "")
+    return ", ".join(parts) + (" (a copy)" if local.copy else "")
 
 
 def _bucket(index: FolderIndex, parameter: str) -> Iterator[Fact]:
