@@ -34,16 +34,17 @@ from gopt.verification.compare import (
 )
 from gopt.verification.in_float64 import rounds_inside, update_rounding, wide
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceStep, as_shown
-from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Measurement, Sensitivity, apart, largest, norm
+from gopt.verification.sensitivity import MOST, MULTIPLE, NOISE, UNITS, Measurement, Sensitivity, apart, largest, norm
 from gopt.verification.variants import PLAIN, Variant
 
 if TYPE_CHECKING:
     from gopt.verification.variant_runner import VariantRunner
 
 
-def _floor(noise: float, size: float) -> float:
-    """Return what rounding may change, by a measured change of a value, or change, of a size."""
-    return min(MULTIPLE * noise, MOST * size) if noise < size else MULTIPLE * noise
+def _floor(noise: float, size: float, share: float = 1.0) -> float:
+    """Return what rounding may change, by a measured change of a value, or change, of a size; moved by ``share`` of the
+    size, a value is nothing but rounding."""
+    return min(MULTIPLE * noise, MOST * size) if noise < share * size else MULTIPLE * noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,7 @@ class StepComparison:
     def _floors(self, base: ReferenceStep, moved: Sensitivity, statistics: Collection[str]) -> dict[str, float]:
         """Return the changes of states by rounding."""
         floors = {
-            name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
-            for name in statistics
+            name: _floor(moved.states[name], apart(base.states[name], self.own[name]), NOISE) for name in statistics
         }
         for name in self._of_halves(base):
             # A unit vector hardly turns by a gradient along it: its change is smaller than what rounding makes of it.
@@ -173,8 +173,7 @@ class StepComparison:
         """Judge failing results of the update in float64, where rounding inside the source's own update may be all that
         is apart."""
         runner, reference = self.runner, self.runner.reference
-        forward = {*reference.outputs, *(state.tensor for state in reference.statistics)}
-        made = {*step.update.states, *reference.training.metrics} - forward
+        made = {*step.update.states, *reference.training.metrics} - {*reference.outputs}
         names = second.failing() & made - runner.refuted
         if not names or not rounds_inside(reference):
             return second
@@ -204,9 +203,18 @@ class StepComparison:
 
     def _rounding(self, names: Collection[str], ends: Sequence[ReferenceStep]) -> dict[str, float]:
         """Return how far rounding inside the update moves each value, at most, for several orders of summation."""
-        exact = self.runner.in_float64().reference
+        exact, reference = self.runner.in_float64().reference, self.runner.reference
         every = [update_rounding(exact, self.own, self.settings, end) for end in ends]
-        return {name: max(moved[name] for moved in every) for name in names}
+        moved = {name: max(moved[name] for moved in every) for name in names}
+        statistics = [state.tensor for state in reference.statistics if state.tensor in names]
+        if statistics:
+            exact.apart = [wide(values) for values in reference.apart]
+            batches = [[wide(batch) for batch in turn] for turn in self.batches]
+            wanted = exact.step(self.variant, wide(self.own), wide(self.settings), batches).states
+            local = reference.kept(self.variant, self.own, self.settings, self.batches)
+            base = reference.finish(self.own, self.settings, local).states
+            moved |= {name: apart(base[name], wanted[name]) for name in statistics}
+        return moved
 
     def _in_float64(self, names: Collection[str]) -> StepComparisons:
         """Compare the same step of source and ranks in float64."""

@@ -259,7 +259,7 @@ class VerificationRun:
         rounded = self.runner.rounded
         if rounded:
             self.result.say(
-                f"rounding inside the source's own update makes up to {max(rounded.values()):.2g} of a step of "
+                f"rounding inside the source's own step makes up to {max(rounded.values()):.2g} of a step of "
                 f"{listed(sorted(rounded), 3)}: allowed, and compared in float64 too"
             )
 

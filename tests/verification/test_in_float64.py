@@ -144,6 +144,54 @@ def test_a_value_that_cannot_be_compared_in_float64_is_not_confirmed(tmp_path, m
         assert "nothing runs it" in result.reason()
 
 
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def centred(folder: Path) -> Path:
+    """Two products of centred inputs: the mean over the batch is zero but for rounding, and a statistic follows it."""
+    b, rows = Builder(), 16
+    x, y, w, v = (
+        b.input("x", (rows, 12)),
+        b.input("y", (rows, 6)),
+        b.parameter("w", (12, 32)),
+        b.parameter("v", (32, 6)),
+    )
+    seen, axis = b.state("seen", np.zeros(6, np.float32)), b.const([0], "int64")
+    c = b.op("Sub", x, b.op("ReduceMean", x, axis, keepdims=1))
+    h = b.op("MatMul", c, w)
+    z = b.op("MatMul", h, v)
+    d = b.op("Sub", z, y)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", d, d), keepdims=0), ())
+    dz = b.op("Mul", d, b.const(2 / (rows * 6)))
+    dh = b.op("MatMul", dz, b.op("Transpose", v, perm=[1, 0]))
+    gradients = {w: (c, dh, (12, 32)), v: (h, dz, (32, 6))}
+    for name, (left, right, shape) in gradients.items():
+        g = b.op("MatMul", b.op("Transpose", left, perm=[1, 0]), right)
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", g, b.const(0.1))), shape)
+    mean = b.op("ReduceMean", z, axis, keepdims=0)
+    b.output("seen_out", b.op("Add", b.op("Mul", seen, b.const(0.9)), b.op("Mul", mean, b.const(0.1))), (6,))
+    return b.save(folder / "step.onnx")
+
+
+def test_a_statistic_of_rounding_alone_is_equal(tmp_path):
+    gopt.shard(centred(tmp_path), "tp=2").write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(confirm=False)
+    assert not failing(result)
+
+
+def test_an_error_of_a_statistic_of_rounding_alone_is_different(tmp_path):
+    gopt.shard(centred(tmp_path), "tp=2").write(tmp_path / "out")
+
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in model.graph.node if "seen_out" in node.output)
+        model.graph.initializer.append(numpy_helper.from_array(np.full(6, 1e-4, np.float32), "more"))
+        moved = helper.make_node(node.op_type, node.input, ["seen_before"])
+        replace(model, node, [moved, helper.make_node("Add", ["seen_before", "more"], ["seen_out"])])
+
+    edit_ranks(tmp_path / "out", edit)
+    assert "seen" in failing(Verifier(tmp_path / "out").run(confirm=False))
+
+
 # --- halves inside ----------------------------------------------------------------------------------------------------
 
 NOISY = (1, 3, 7)
