@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import Node, clone
@@ -20,6 +21,8 @@ from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_actions import ChunkAction, StageActions, stage_actions, with_common
 from gopt.spmd.stage_plan import StagePlan, transfers
 from gopt.text.sanitize import show
+
+_Pair = tuple[ChunkAction, ChunkAction, tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ class _Divided:
             results[self.part_of.get(value, shown)][output] = value
         readers: dict[str, list[ChunkAction]] = {}
         common: dict[ChunkAction, list[Node]] = {}
-        ran = set[ChunkAction]()
+        ran, pairs = set[ChunkAction](), dict[_Pair, str]()
         for part, action in self.actions.items():
             ran.add(part)
             action.needed.update(results[part].values())
@@ -137,7 +140,9 @@ class _Divided:
                 if made_by != part and name in action.needed:
                     if made_by not in ran:
                         self._refuse_late(name, part, made_by)
+                    pairs[made_by, part, self.members[name]] = name
                     readers.setdefault(name, []).append(part)
+        self._check_schedule(pairs)
         position = {node.first_output: number for number, node in enumerate(self.program.graph.nodes)}
         position |= {node.first_output: number for number, node in self._numbered_halves(position)}
         times, lowered = self.program.micro_steps, []
@@ -155,6 +160,26 @@ class _Divided:
     def _refuse_late(self, name: str, reader: ChunkAction, maker: ChunkAction) -> None:
         actions = [f"action {self.plan.phase(*part)} of a micro-batch" for part in (reader, maker)]
         raise InvariantError(f"{actions[0]} reads {name!r}, made later by {actions[1]}")
+
+    def _check_schedule(self, pairs: Mapping[_Pair, str]) -> None:
+        """Raise UnsupportedError where a schedule runs the reader of a value before the maker, which it may where a
+        bucket joins gradients of several stages of a member. ``pairs``: maker and reader on members -> the value."""
+        schedule = self.plan.schedule
+        if schedule is None:
+            return
+        turns = [
+            {run: turn for turn, run in enumerate(schedule.runs(member))} for member in range(len(schedule.members))
+        ]
+        for (maker, reader, members), name in pairs.items():
+            phases = self.plan.phase(*maker), self.plan.phase(*reader)
+            for member, micro_batch in product(members, range(schedule.micro_batches)):
+                made, read = (turns[member][phase, micro_batch] for phase in phases)
+                if made > read:
+                    raise UnsupportedError(
+                        f"schedule {schedule.name}: {phases[1]} of micro-batch {micro_batch} on member {member} reads "
+                        f"{show(name)}, and runs before {phases[0]}, which makes it",
+                        f"let {phases[0]} of each micro-batch run before {phases[1]}",
+                    )
 
     def _numbered_halves(self, position: Mapping[str, int]) -> Iterable[tuple[int, Node]]:
         """The halves of transfers, at the places of the transfers."""

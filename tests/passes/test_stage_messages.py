@@ -14,13 +14,10 @@ from products import part
 
 import gopt
 from gopt.analysis.training import Phase
-from gopt.errors import InvariantError
 from gopt.ir.graph import Node
-from gopt.lower.stage_phases import _Divided
-from gopt.passes.stage_transfers import place, sums
+from gopt.passes.stage_transfers import place
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import transfers
-from gopt.verification.proof.result import ProofVerdict
 
 STEPS = sorted(
     file
@@ -85,31 +82,6 @@ def test_parameters_of_several_layers_are_trained_as_in_the_source(seed, tmp_pat
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_parameters_of_several_layers_in_many_ways(seed, tmp_path):
     test_parameters_of_several_layers_are_trained_as_in_the_source(seed, tmp_path)
-
-
-@pytest.fixture
-def early_sums(monkeypatch, tmp_path):
-    """A step whose sum of a gradient's terms would run on the stage of the first term, before others are made."""
-
-    def early(self, values, root, stage, sharding):
-        return added(self, values, root, self.program.value_stages[values[0]], sharding)
-
-    added = sums._Apart._added
-    monkeypatch.setattr(sums._Apart, "_added", early)
-    return shared_layers([0] * 6, tmp_path)
-
-
-def test_a_value_that_a_later_action_makes_is_no_operand(early_sums):
-    with pytest.raises(InvariantError, match=r"backward.1 .* made later by .*backward.0"):
-        gopt.shard(early_sums, "pp=2", accumulate=4, schedule="interleaved:2", prove=False)
-
-
-def test_a_proof_names_the_reader_of_a_value_that_a_later_file_makes(early_sums, monkeypatch, tmp_path):
-    monkeypatch.setattr(_Divided, "_refuse_late", lambda *_: None)
-    gopt.shard(early_sums, "pp=2", accumulate=4, schedule="interleaved:2", prove=False).write(tmp_path / "ranks")
-    (claim,) = gopt.prove(tmp_path / "ranks").claims
-    assert claim.verdict is ProofVerdict.DIFFERENT
-    assert claim.mismatch is not None and claim.mismatch.actual.endswith("which a later file makes")
 
 
 def shared_layers(pattern: list[int], folder: Path) -> Path:

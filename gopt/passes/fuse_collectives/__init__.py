@@ -78,11 +78,12 @@ def _plan(program: SpmdProgram, free: Sequence[Node], order: CallOrder, options:
     cap, initial = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
     items = [item(program.graph, node, order, program.weighed) for node in free]
     if program.micro_steps > 1:
-        micro = _of_micro_steps(program)
+        micro, stages = _of_micro_steps(program), program.value_stages
         items = [
-            replace(packed, key=replace(packed.key, micro=not micro.isdisjoint(packed.node.outputs)))
+            packed if micro.isdisjoint(packed.node.outputs)
+            else replace(packed, key=replace(packed.key, stage=stages.get(packed.node.first_output, 0)))
             for packed in items
-        ]
+        ]  # fmt: skip
     return pack(items, cap, initial, options.max_tensors)
 
 

@@ -35,8 +35,9 @@ class Key:
     reduce: str
     sharding: Sharding
     """The members that make the call: one owner, or all."""
-    micro: bool = False
-    """The call is made in each of several micro-steps."""
+    stage: int = -1
+    """The pipeline stage that makes the call in each of several micro-steps, 0 without stages; -1 for a call of the
+    whole step. A member runs the stages of a micro-step in separate actions."""
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Key:
@@ -154,9 +155,9 @@ def pack(items: Sequence[PackedItem], cap: int | None, initial: int | None, tens
     return result
 
 
-def _first(packed: PackedItem) -> tuple[str, str, int, str, str, str, bool]:
+def _first(packed: PackedItem) -> tuple[str, str, int, str, str, str, int]:
     key = packed.key
-    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding), key.micro
+    return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding), key.stage
 
 
 def _next_fit(items: Sequence[PackedItem], limits: PackLimits) -> list[PackedBucket]:
