@@ -173,8 +173,8 @@ class _Divided:
         for (maker, reader, members), name in pairs.items():
             phases = self.plan.phase(*maker), self.plan.phase(*reader)
             for member, micro_batch in product(members, range(schedule.micro_batches)):
-                made, read = (turns[member][phase, micro_batch] for phase in phases)
-                if made > read:
+                first_turn, second_turn = (turns[member][phase, micro_batch] for phase in phases)
+                if first_turn > second_turn:
                     raise UnsupportedError(
                         f"schedule {schedule.name}: {phases[1]} of micro-batch {micro_batch} on member {member} reads "
                         f"{show(name)}, and runs before {phases[0]}, which makes it",
