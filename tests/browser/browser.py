@@ -113,6 +113,14 @@ class Page:
             raise BrowserError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
+    def until(self, expression: str) -> None:
+        """Wait until an expression holds: a page may answer a key behind the answer to the protocol. Hangs end after
+        minutes."""
+        self.run(
+            "new Promise((done, fail) => { const end = Date.now() + 3e5; const look = () => "
+            f"({expression}) ? done(true) : Date.now() > end ? fail('never') : setTimeout(look, 20); look(); }})"
+        )
+
     def press(self, key: str) -> None:
         """Press and release a key."""
         code, text = _KEYS.get(key, (_VIRTUAL.get(key, ord(key[0].upper())), key))
