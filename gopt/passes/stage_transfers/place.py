@@ -250,7 +250,7 @@ class StagePlacement:
             return self._send(name, stage, reader)
         inner, node = self._fetch(operand, stage, reader), self._producers[name]
         result = f"{PREFIX}.{name}.stage{stage}"
-        sharding = self._on(stage, self._off(node.sharding))
+        sharding = self._on(stage, on_all_stages(node.sharding))
         copy = self.rewriter.repeat(node, [inner, *node.inputs[1:]], {result: self.graph.types[name]}, sharding)
         copy.name, copy.encoded, copy.source = node.name, node.encoded, node.source
         copy.made_by, copy.phase = node.made_by, node.phase
@@ -329,7 +329,7 @@ class StagePlacement:
             "group": PIPELINE, "source": placement[home], "target": -1 if stage is None else placement[stage],
             "tag": self.transfers, "stages": [home, -1 if stage is None else stage],
         }  # fmt: skip
-        sharding = FULLY_REPLICATED if maker is None else self._off(maker.sharding)
+        sharding = FULLY_REPLICATED if maker is None else on_all_stages(maker.sharding)
         node = self.rewriter.add(
             TRANSFER, [value], {result: self.graph.types[value]}, domain=SPMD, attributes=attributes,
             sharding=sharding, after=maker, before=before,
@@ -343,10 +343,11 @@ class StagePlacement:
             self._shardings[key] = self.plan.on(stage, sharding), sharding
         return self._shardings[key][0]
 
-    def _off(self, sharding: Sharding) -> Sharding:
-        """``sharding`` on all stages."""
-        return Sharding(tuple(item for item in sharding.by_axis if item[0] != PIPELINE))
-
     def _nbytes(self, name: str) -> int:
         type = self.graph.types.get(name)
         return type.nbytes if type is not None and type.static else 1
+
+
+def on_all_stages(sharding: Sharding) -> Sharding:
+    """``sharding`` without the placement along ``pp``."""
+    return Sharding(tuple(item for item in sharding.by_axis if item[0] != PIPELINE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.training import Phase
@@ -10,8 +10,7 @@ from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import ADDITIONS, SIZES
-from gopt.passes.stage_transfers.place import NAME, PREFIX
-from gopt.records.mesh import PIPELINE
+from gopt.passes.stage_transfers.place import NAME, PREFIX, on_all_stages
 from gopt.records.placements import Sharding
 from gopt.spmd.program import Accumulator, SpmdProgram
 from gopt.spmd.stage_plan import StagePlan, transfers
@@ -36,9 +35,10 @@ class _Gradient:
 def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
     """Let each stage sum own terms of a gradient over micro-batches, and send the sum to the parameter's stage in the
     update: where the gradient itself is summed, without a call or a cast before the sum. Linear time."""
-    gradients = _Gradients(program).all() if program.micro_steps > 1 else []
+    if program.micro_steps == 1:
+        return []
     rewriter, readers = GraphRewriter(program.graph, NAME), program.graph.users()
-    for gradient in gradients:
+    for gradient in _Gradients(program, readers).all():
         _Apart(program, plan, rewriter, gradient).rewrite(readers.get(gradient.accumulator.input, ()))
     rewriter.finish()
     program.set_states(program.states)
@@ -48,12 +48,12 @@ def sum_on_stages(program: SpmdProgram, plan: StagePlan) -> list[Removal]:
 class _Gradients:
     """Finds the gradients with terms of other stages in each micro-batch, where a sum there is as good."""
 
-    def __init__(self, program: SpmdProgram) -> None:
+    def __init__(self, program: SpmdProgram, readers: Mapping[str, Sequence[Node]]) -> None:
         self.program, self.types = program, program.graph.types
-        readers, results = program.graph.users(), program.results()
+        results = program.results()
         self.passed_on = {name for name, nodes in readers.items() if len(nodes) == 1 and name not in results}
         """Values with a reader alone."""
-        self.makers = {name: node for node in program.graph.nodes for name in node.outputs}
+        self.makers = program.graph.producers()
 
     def all(self) -> list[_Gradient]:
         gradients = []
@@ -138,10 +138,10 @@ class _Apart:
         """Sum the terms of a stage there, and add the sum to ``total`` before ``reader``; returns the result."""
         program, rewriter, old = self.program, self.rewriter, self.gradient.accumulator
         values, home = [node.inputs[0] for node in terms], _stages(terms[0])[1]
-        root, sharding = f"{PREFIX}.{values[0]}.sum", self.plan.on(stage, _off(self.gradient.adds_up.sharding))
+        root, sharding = f"{PREFIX}.{values[0]}.sum", self.plan.on(stage, on_all_stages(self.gradient.adds_up.sharding))
         partial = replace(
             old, input=root, output=f"{root}_out", added=f"{root}_next",
-            sharding=self.plan.on(stage, _off(old.sharding)),
+            sharding=self.plan.on(stage, on_all_stages(old.sharding)),
         )  # fmt: skip
         program.graph.types[root] = program.graph.inputs[root] = old.type
         value = self._added(values, f"{root}_part", stage, sharding)
@@ -182,8 +182,3 @@ def _stages(transfer: Node) -> tuple[int, int]:
     """From which stage to which a transfer goes."""
     source, home = transfer.attributes["stages"]
     return int(source), int(home)
-
-
-def _off(sharding: Sharding) -> Sharding:
-    """``sharding`` on all stages."""
-    return Sharding(tuple(item for item in sharding.by_axis if item[0] != PIPELINE))
