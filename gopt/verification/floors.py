@@ -23,7 +23,7 @@ Span = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """A step from the ranks' ``own`` states, to judge the values in ``names``: ``base`` of the source, and its
+    """A step from the ranks' own states ``before`` it, to judge the values in ``names``: ``base`` of the source, and its
     ``update`` of the mean of the gradients that ranks ``sent``.
 
     ``noise``: gradients of rounding alone; ``moved``: the measured sensitivity, None before it is measured; ``ends``:
@@ -31,7 +31,7 @@ class OwnStep:
     value."""
 
     training: TrainingGraph
-    own: Values
+    before: Values
     noise: Collection[str]
     names: Collection[str]
     base: ReferenceStep
@@ -67,7 +67,7 @@ class OwnStep:
         spans: dict[str, Span] = {}
         counts: dict[str, int] = {}
         for name in self.ends[0].states.keys() & self.names if self.ends else ():
-            low, high, moves = span([end.states[name] for end in self.ends], self.own[name], tolerance)
+            low, high, moves = span([end.states[name] for end in self.ends], self.before[name], tolerance)
             if moves:
                 spans[name], counts[name] = (low, high), moves
         return spans, counts
@@ -75,10 +75,10 @@ class OwnStep:
     def share(self, name: str) -> float:
         """Return rounding as a share of a state's change, or of a gradient, a loss or a metric."""
         if name in self.update.states:
-            size = apart(self.update.states[name], self.own[name])
+            size = apart(self.update.states[name], self.before[name])
         else:
-            made = chain(self.update.metrics, *self.base.local.gradients, *self.base.local.outputs)
-            size = max(norm(values[name]) for values in made if name in values)
+            results = chain(self.update.metrics, *self.base.local.gradients, *self.base.local.outputs)
+            size = max(norm(values[name]) for values in results if name in values)
         return self.rounding[name] / size if size else math.inf
 
     def _local(self, name: str, moved: float, values: Values) -> float:
@@ -101,7 +101,7 @@ class OwnStep:
         return floors
 
     def _change(self, name: str) -> float:
-        return apart(self.base.states[name], self.own[name])
+        return apart(self.base.states[name], self.before[name])
 
     def _metrics(self, moved: Sensitivity) -> dict[str, float]:
         """Return the floors of metrics of the update, where it reads halves, or values of the forward."""

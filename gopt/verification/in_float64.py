@@ -70,8 +70,8 @@ def local_rounding(step: ReferenceStep, exact: ReferenceStep, statistics: Collec
     batch, and each of the ``statistics``: the distance of a step of the source from the ``exact`` one in float64."""
     moved = {name: apart(step.states[name], exact.states[name]) for name in statistics}
     ours, theirs = step.local, exact.local
-    for made, wanted in ((ours.gradients, theirs.gradients), (ours.outputs, theirs.outputs)):
-        for mine, twin in zip(chain(*made), chain(*wanted)):
+    for results, wanted in ((ours.gradients, theirs.gradients), (ours.outputs, theirs.outputs)):
+        for mine, twin in zip(chain(*results), chain(*wanted)):
             for name, value in mine.items():
                 moved[name] = max(apart(value, twin[name]), moved.get(name, 0.0))
     return moved

@@ -198,7 +198,7 @@ class StepComparison:
         return replace(local, gradients=gradients)
 
     def _gradients(
-        self, comparisons: StepComparisons, local: LocalResults, sent: LocalResults, own: OwnStep | None = None,
+        self, comparisons: StepComparisons, local: LocalResults, sent: LocalResults, step: OwnStep | None = None,
         names: Collection[str] | None = None,
     ) -> None:  # fmt: skip
         for turn, (wanted, had) in enumerate(zip(local.gradients, sent.gradients)):
@@ -206,8 +206,8 @@ class StepComparison:
                 for name, value in mine.items():
                     if names is not None and name not in names:
                         continue
-                    if own is not None:
-                        comparisons.floors[name] = own.gradient(turn, r, name)
+                    if step is not None:
+                        comparisons.floors[name] = step.gradient(turn, r, name)
                     rank = self.runner.all_ranks.which.index(r)
                     comparisons.whole(rank, name, "gradient", theirs[name], value, np.zeros_like(value))
 
@@ -215,7 +215,7 @@ class StepComparison:
         return StepComparisons(self.runner.result.tolerance, self.variant.name, self.number, floors)
 
     def _outputs(
-        self, comparisons: StepComparisons, local: LocalResults, names: Collection[str], own: OwnStep | None = None
+        self, comparisons: StepComparisons, local: LocalResults, names: Collection[str], step: OwnStep | None = None
     ) -> None:  # fmt: skip
         """Compare the losses, and metrics of the forward, among ``names``."""
         for turn, rank, name, value in self.made.shown:
@@ -223,8 +223,8 @@ class StepComparison:
                 continue
             which = self.runner.all_ranks.which[rank]
             wanted = local.outputs[turn][which][name]
-            if own is not None:
-                comparisons.floors[name] = own.output(turn, which, name)
+            if step is not None:
+                comparisons.floors[name] = step.output(turn, which, name)
             self._shown(comparisons, rank, name, value, wanted)
 
     def _metrics(
