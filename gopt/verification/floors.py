@@ -23,8 +23,8 @@ Span = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class OwnStep:
-    """A step from the ranks' own states ``before`` it, to judge the values in ``names``: ``base`` of the source, and its
-    ``update`` of the mean of the gradients that ranks ``sent``.
+    """A step from the ranks' own states ``before`` it, to judge the values in ``names``: ``base`` of the source, and
+    its ``update`` of the mean of the gradients that ranks ``sent``.
 
     ``noise``: gradients of rounding alone; ``moved``: the measured sensitivity, None before it is measured; ``ends``:
     the update for several orders of summation; ``rounding``: how far rounding inside the source's step moves a
