@@ -1,4 +1,4 @@
-"""What rounding may change in a step from the ranks' own states, in addition to contract section 7.
+"""Amounts that rounding may change in a step from the ranks' own states, in addition to contract section 7.
 
 A floor is an amount that a value may be away. A span has the least and the greatest right value of each element, where
 terms of a gradient cancel and the order of summation decides."""
