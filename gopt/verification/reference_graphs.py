@@ -70,8 +70,8 @@ def probed(
     graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = (), sums: Collection[str] = ()
 ) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call, and of every addition of ``terms`` of a gradient to ``sums`` over micro-batches:
-    the rank has no other part of this gradient. The backward reads the gradient unchanged.
+    not a call, and of every node of a pass that reads one of the gradient's ``terms`` on its way into ``sums`` over
+    micro-batches: the rank has no other part of this gradient. The backward reads the gradient unchanged.
 
     ``data``: the axes of ranks with other samples. Local gradients made by the rank itself, as in the source, are
     outputs as well."""
@@ -104,14 +104,15 @@ def probed(
 
 
 def _parts(graph: Graph, terms: Collection[str], sums: Collection[str]) -> list[Node]:
-    """Additions of ``terms`` by a pass, on the way into ``sums``."""
-    added: set[str] = set()
+    """Nodes of a pass that read one of the ``terms``, on the way into ``sums``: additions, slices. The source adds a
+    term, and reads it nowhere else."""
+    summed: set[str] = set()
     parts = []
     for node in reversed(graph.nodes) if terms and sums else ():
-        if not node.is_in(ADDITIONS) or not node.made_by:
+        if not node.made_by:
             continue
-        if node.outputs[0] in added or any(name in sums for name in node.inputs):
-            added.update(node.inputs)
+        if not summed.isdisjoint(node.outputs) or any(name in sums for name in node.inputs):
+            summed.update(node.inputs)
             if any(name in terms for name in node.inputs):
                 parts.append(node)
     return parts
