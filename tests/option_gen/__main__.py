@@ -20,7 +20,7 @@ def one(seed: int) -> draws.Case:
 
 def main() -> int:
     options = draws.parser("option_gen", __doc__).parse_args()
-    return draws.run(draws.of_seeds(options, one), options.minutes, quiet=("right", "refused"))
+    return draws.run(draws.of_seeds(options, one), options.minutes, quiet=("right", "refused", "unconfirmed"))
 
 
 if __name__ == "__main__":

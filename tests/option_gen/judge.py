@@ -6,7 +6,6 @@ import traceback
 from pathlib import Path
 
 from draws import Verdict
-from helpers import FIXTURES
 
 import gopt
 from gopt.errors import GoptError, UnsupportedError
@@ -19,9 +18,10 @@ REFUSED = (2, 4)
 
 
 def judge(setting: Setting, folder: Path) -> Verdict:
-    """``right``; ``refused``; ``unproven``, where the proof does not close; ``WRONG`` and ``CRASH`` are faults."""
+    """``right``; ``refused``; ``unproven``, where the proof does not close; ``unconfirmed``, where a gradient does not
+    follow the batch; ``WRONG`` and ``CRASH`` are faults."""
     try:
-        gopt.shard(FIXTURES / f"{setting.fixture}.onnx", setting.mesh, **setting.options).write(folder / "ranks")
+        gopt.shard(setting.file(folder), setting.mesh, **setting.options).write(folder / "ranks")
     except GoptError as error:
         return Verdict("refused" if error.exit_code in REFUSED else "CRASH", str(error))
     except Exception:
@@ -35,7 +35,8 @@ def judge(setting: Setting, folder: Path) -> Verdict:
 def _held(folder: Path) -> Verdict:
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
     if not found.equal:
-        return Verdict("WRONG", found.reason())
+        unseen = "no reduction is seen" in found.reason()
+        return Verdict("unconfirmed" if unseen else "WRONG", found.reason())
     proof = gopt.prove(folder / "ranks")
     if not proof.proven:
         return Verdict("unproven", next(str(claim) for claim in proof.claims if claim.verdict is not ProofVerdict.PROVEN))

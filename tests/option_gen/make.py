@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from helpers import FIXTURES
+from mesh_gen.make import Recipe, make
 
+STREAM = "stream "
+"""A step of ``mesh_gen``: this, and the seed of its recipe."""
 SMALL = ("mlp_*", "cnn_*", "emb_*", "gpt_adamw", "optim/*", "sparse/*", "families/*", "real/mlp_*", "real/dropout_*")
 AXES = ("pp", "dp", "shard", "tp")
-OWN_AXES = {"cnn_*": "hw", "*/vit_*": "hw", "gpt_*": ("cp", "sp"), "*/llama_*": ("cp", "sp"), "*/moe_*": ("ep", "ep", "cp")}
+OWN_AXES = {
+    "cnn_*": "hw", "*/vit_*": "hw", "gpt_*": ("cp", "sp"), "*/llama_*": ("cp", "sp"), "*/moe_*": ("ep", "ep", "cp"),
+    f"{STREAM}*": ("cp", "sp", "ep"),
+}
 """Fixtures -> axes that split what only they have: rows of images, tokens, experts."""
 MOST_RANKS = 8
 SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1", "zb-v")
@@ -39,9 +45,9 @@ PASSES: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a fixture is sharded."""
+    """How a step is sharded. ``step``: a fixture, or a stream of tokens; ``passes``: options of passes."""
 
-    fixture: str
+    step: str
     mesh: str
     stage: int
     accumulate: int
@@ -52,15 +58,15 @@ class Setting:
     def draw(cls, seed: int) -> Setting:
         """The setting of a seed, on 2 to 8 ranks."""
         r = random.Random(f"options {seed}")
-        fixture = r.choice(fixtures())
-        own = [axis for pattern, axes in OWN_AXES.items() if fnmatch(fixture, pattern) for axis in axes]
+        step = r.choice(fixtures()) if r.random() < 0.75 else f"{STREAM}{r.randrange(100000)}"
+        own = [axis for pattern, axes in OWN_AXES.items() if fnmatch(step, pattern) for axis in axes]
         axes = _axes(r, [*AXES, *own])
         stages = any(axis == "pp" for axis, _ in axes)
         accumulate = r.choice((1, 2, 3, 4, 6)) if stages else r.choice((1, 1, 1, 2, 3))
         schedule = r.choice(SCHEDULES) if stages and r.random() < 0.8 else None
         mesh = ",".join(f"{axis}={size}" for axis, size in axes)
         stage = r.randint(0, 3)
-        return cls(fixture, mesh, stage, accumulate, schedule, _passes(r, stage))
+        return cls(step, mesh, stage, accumulate, schedule, _passes(r, stage))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,9 +75,17 @@ class Setting:
             "stage": self.stage, "accumulate": self.accumulate, "schedule": self.schedule, "passes": self.passes,
         }  # fmt: skip
 
+    def file(self, folder: Path) -> Path:
+        """The step's file: a fixture, or written into the folder."""
+        if not self.step.startswith(STREAM):
+            return FIXTURES / f"{self.step}.onnx"
+        stream = make(Recipe.draw(int(self.step.removeprefix(STREAM))))
+        (folder / "step.onnx").write_bytes(stream.model.SerializeToString())
+        return folder / "step.onnx"
+
     def told(self) -> str:
         """As a command line."""
-        words = [f"{self.fixture}.onnx --mesh {self.mesh} --stage {self.stage}"]
+        words = [f"{self.step}.onnx --mesh {self.mesh} --stage {self.stage}"]
         words += [f"--micro-batches {self.accumulate}"] * (self.accumulate > 1)
         words += [f"--schedule {self.schedule}"] * (self.schedule is not None)
         words += [f"-O {owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]

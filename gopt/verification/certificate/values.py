@@ -422,9 +422,14 @@ class PointValues(PrimeField):
         if number is None:
             return None
         op, attributes, operands, shape = self.forms[number]
-        if number not in self.arrays and op in ("view", "take") and (inner := self.array(operands[0])) is not None:
-            return (box(inner, attributes) if op == "take" else inner).reshape(shape or ())
-        return self.arrays.get(number)
+        if number in self.arrays or op not in ("view", "take", "flat"):
+            return self.arrays.get(number)
+        parts = [array for operand in operands if (array := self.array(operand)) is not None]
+        if len(parts) < len(operands):
+            return None
+        if op == "flat":
+            parts = [np.concatenate([picked(of.reshape(-1), [ends], 0) for of, ends in zip(parts, attributes)])]
+        return (box(parts[0], attributes) if op == "take" else parts[0]).reshape(shape or ())
 
     def use(self, op: str, attributes: Mapping[str, Any], operands: Sequence[int | None], shape: Sequence[int],
             slot: int = 0) -> OperatorUse:  # fmt: skip
