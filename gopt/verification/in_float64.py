@@ -1,12 +1,13 @@
 """The source and the ranks of a verification in float64: without rounding, a difference is an error.
 
-Rounding inside the source's own update is measured too, as the distance from the same update in float64. A difference
-of nearly equal sums is mostly rounding, and disturbed operands do not show it."""
+Rounding inside the source's own step is measured too, as the distance from the same forward, backward or update in
+float64. A difference of nearly equal sums is mostly rounding, and disturbed operands do not show it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -62,6 +63,18 @@ def _in_float64(program: Program, cache: SessionCache) -> Float64Graph:
     graph = program.graph
     constants = {name: tensor for name, tensor in graph.initializers.items() if name not in graph.inputs}
     return Float64Graph(widened(replace(graph, initializers=constants), "float64"), cache)
+
+
+def local_rounding(step: ReferenceStep, exact: ReferenceStep, statistics: Collection[str]) -> dict[str, float]:
+    """Return how far rounding inside forward and backward moves each local gradient, loss and metric, at most in any
+    batch, and each of the ``statistics``: the distance of a step of the source from the ``exact`` one in float64."""
+    moved = {name: apart(step.states[name], exact.states[name]) for name in statistics}
+    ours, theirs = step.local, exact.local
+    for results, wanted in ((ours.gradients, theirs.gradients), (ours.outputs, theirs.outputs)):
+        for mine, twin in zip(chain(*results), chain(*wanted)):
+            for name, value in mine.items():
+                moved[name] = max(apart(value, twin[name]), moved.get(name, 0.0))
+    return moved
 
 
 def update_rounding(exact: ReferenceProgram, states: Values, settings: Values, step: ReferenceStep) -> dict[str, float]:

@@ -45,8 +45,8 @@ class VariantRunner:
     cancelled: dict[str, int] = field(default_factory=dict)
     """State -> number of elements decided by the order of summation of gradients, at most in any step."""
     rounded: dict[str, float] = field(default_factory=dict)
-    """State or metric -> the share of its change that rounding inside the source's update makes, where ranks are out of
-    tolerance by this alone."""
+    """Value -> the share of its change, or of a gradient, a loss or a metric, that rounding inside the source's step
+    makes, where ranks are out of tolerance by this alone."""
     refuted: set[str] = field(default_factory=set)
     """Values that differ in float64 too."""
     left: list[Doubt] = field(default_factory=list)
@@ -108,13 +108,15 @@ class VariantRunner:
         return False
 
     def in_float64(self) -> VariantRunner:
-        """The same in float64, for single steps. Raises RunError or UnsupportedError where nothing runs them."""
+        """The same in float64, for single steps. Raises RunError or UnsupportedError where nothing runs them.
+
+        Rounding is small there beside any error, also in a gradient of noise: all of it is allowed."""
         if self._in_float64 is None:
             cache = SessionCache(self.reference.cache.deadline)
             self._in_float64 = VariantRunner(
                 Verification(TOLERANCE, 1, self.result.ranks), ranks_in_float64(self.all_ranks, cache),
                 reference_in_float64(self.reference, cache), self.kinds, dict.fromkeys(self.units, UNITS["float64"]),
-                self.observed, self.seed, self.noise,
+                self.observed, self.seed, {*self.reference.gradients},
             )  # fmt: skip
             self._in_float64._in_float64 = self._in_float64
         return self._in_float64

@@ -255,13 +255,18 @@ class VerificationRun:
             )
 
     def _tell_rounded(self) -> None:
-        """Name the values that rounding inside the update makes."""
-        rounded = self.runner.rounded
-        if rounded:
-            self.result.say(
-                f"rounding inside the source's own step makes up to {max(rounded.values()):.2g} of a step of "
-                f"{listed(sorted(rounded), 3)}: allowed, and compared in float64 too"
-            )
+        """Name the values that rounding inside the source's step makes."""
+        rounded, outputs = self.runner.rounded, {*self.verifier.reference.outputs}
+        gradients = self.verifier.training.gradients
+        local = {name: rounded[gradient] for name, gradient in gradients.items() if gradient in rounded}
+        shown = {name: share for name, share in rounded.items() if name in outputs}
+        stepped = {name: share for name, share in rounded.items() if name not in outputs.union(gradients.values())}
+        for shares, what in (stepped, "a step of "), (local, "the local gradients of "), (shown, ""):
+            if shares:
+                self.result.say(
+                    f"rounding inside the source's own step makes up to {max(shares.values()):.2g} of {what}"
+                    f"{listed(sorted(shares), 3)}: allowed, and compared in float64 too"
+                )
 
     def _tell_noise(self) -> None:
         """Name the states that no comparison of values can judge."""

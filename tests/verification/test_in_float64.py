@@ -192,6 +192,66 @@ def test_an_error_of_a_statistic_of_rounding_alone_is_different(tmp_path):
     assert "seen" in failing(Verifier(tmp_path / "out").run(confirm=False))
 
 
+# --- local gradients --------------------------------------------------------------------------------------------------
+
+
+def met(folder: Path) -> Path:
+    """Ranks of a step whose parameter c becomes w times v in the first step: behind it, all gradients are the rounding
+    of a product, which the ranks sum in two terms."""
+    b, rows = Builder(), 8
+    x, w, v, c = (
+        b.input("x", (rows, rows)),
+        b.parameter("w", (rows, 32)),
+        b.parameter("v", (32, 6)),
+        b.parameter("c", (rows, 6)),
+    )
+    h = b.op("MatMul", x, w)
+    d = b.op("Sub", b.op("MatMul", h, v), b.op("MatMul", x, c))
+    b.output("loss", b.op("ReduceSum", b.op("Mul", d, d), keepdims=0), ())
+    turned = b.op("Transpose", x, perm=[1, 0])
+    dh = b.op("MatMul", d, b.op("Transpose", v, perm=[1, 0]))
+    steps = {
+        w: (b.op("MatMul", turned, dh), 1e-9, (rows, 32)),
+        v: (b.op("MatMul", b.op("Transpose", h, perm=[1, 0]), d), 1e-9, (32, 6)),
+        c: (b.op("Neg", b.op("MatMul", turned, d)), 1.0, (rows, 6)),
+    }
+    for name, (gradient, rate, shape) in steps.items():
+        b.output(f"{name}_out", b.op("Sub", name, b.op("Mul", gradient, b.const(rate))), shape)
+    gopt.shard(b.save(folder / "step.onnx"), "tp=2").write(folder / "out")
+    draw = np.random.default_rng(0)
+    turns = [np.eye(rows)[draw.permutation(rows)] * draw.choice([-1, 1], (rows, 1)) for _ in range(3)]
+    np.savez(folder / "samples.npz", x=np.concatenate(turns).astype(np.float32))  # each is its own inverse, turned
+    return folder / "out"
+
+
+def met_result(folder: Path) -> Verification:
+    return Verifier(folder).run(confirm=False, data=str(folder.parent / "samples.npz"))
+
+
+def test_a_local_gradient_of_rounding_alone_is_equal(tmp_path):
+    result = met_result(met(tmp_path))
+    assert result.equal, (failing(result), [*result.open()])
+    assert "c" not in result.noise
+    assert any("of the local gradients of c, v, w: allowed" in note for note in result.notes), result.notes
+
+
+def test_an_error_of_a_local_gradient_below_its_rounding_is_different(tmp_path):
+    folder = met(tmp_path)
+
+    def edit(model: ModelProto) -> None:
+        call = calls(model, "AllReduce")[0]
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(1 + 2.0**-23), "more"))
+        term, call.input[0] = call.input[0], "term.more"
+        own = NodeProto()
+        own.CopyFrom(call)
+        replace(model, call, [helper.make_node("Mul", [term, "more"], ["term.more"]), own])
+
+    edit_ranks(folder, edit)
+    result = met_result(folder)
+    assert result.outcome is Outcome.DIFFERENT
+    assert fails_in_float64(result)
+
+
 # --- halves inside ----------------------------------------------------------------------------------------------------
 
 NOISY = (1, 3, 7)
