@@ -69,8 +69,7 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Coll
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
     not a call, and behind every node that makes one of ``terms``. The backward reads the gradient unchanged.
 
-    ``data``: the axes of ranks with other samples; ``terms``: of gradients that no rank has as a whole, read for their
-    sum alone. Local gradients made by the rank itself, as in the source, are outputs as well."""
+    ``data``: the axes of ranks with other samples; ``terms``: of gradients that no rank has as a whole. Local gradients made by the rank itself, as in the source, are outputs as well."""
     local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
@@ -91,15 +90,15 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Coll
     fed = probed.intersection(graph.inputs)  # gradients that an earlier file of a micro-batch left
     nodes = [_probe(name, name, f"{name}.probed") for name in sorted(fed)]
     for node in graph.nodes:
-        made, reads = apart.intersection(node.outputs), id(node) in within
-        if made or reads:
+        produced, reads = apart.intersection(node.outputs), id(node) in within
+        if produced or reads:
             node = clone(node)
             if reads:
                 node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
-            node.outputs = [f"{name}.made" if name in made else name for name in node.outputs]
+            node.outputs = [f"{name}.made" if name in produced else name for name in node.outputs]
         nodes.append(node)
         nodes += [_probe(name, name, f"{name}.probed") for name in probed.intersection(node.outputs)]
-        nodes += [_probe(name, f"{name}.made", name) for name in sorted(made)]
+        nodes += [_probe(name, f"{name}.made", name) for name in sorted(produced)]
     return replace(graph, nodes=nodes, types=types)
 
 

@@ -146,13 +146,13 @@ class Verifier:
             return ranks
 
     def _terms_apart(self) -> set[str]:
-        """The terms of gradients that no rank has as a whole: each stage sums its own over the micro-batches."""
+        """The terms of gradients that no rank has as a whole: each stage sums terms over the micro-batches."""
         if self.manifest.accumulate == 1 or not self.reference.terms or PIPELINE not in dict(self.mesh.axes):
             return set()
         stages = {self.mesh.coordinates(record.rank)[PIPELINE]: record for record in self.manifest.ranks}
         graphs = (load_rank(self.folder, record, list(self.phases)) for record in stages.values())
-        made = {name for files in graphs for graph in files.values() for node in graph.nodes for name in node.outputs}
-        return {term for term, gradient in self.reference.terms.items() if gradient not in made}
+        present = {name for files in graphs for graph in files.values() for node in graph.nodes for name in node.outputs}
+        return {term for term, gradient in self.reference.terms.items() if gradient not in present}
 
     @property
     def all_ranks(self) -> AllRanks:
