@@ -69,7 +69,8 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Coll
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
     not a call, and behind every node that makes one of ``terms``. The backward reads the gradient unchanged.
 
-    ``data``: the axes of ranks with other samples; ``terms``: of gradients that no rank has as a whole. Local gradients made by the rank itself, as in the source, are outputs as well."""
+    ``data``: the axes of ranks with other samples; ``terms``: of gradients that no rank has as a whole. Local gradients
+    made by the rank itself, as in the source, are outputs as well."""
     local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})

@@ -151,7 +151,8 @@ class Verifier:
             return set()
         stages = {self.mesh.coordinates(record.rank)[PIPELINE]: record for record in self.manifest.ranks}
         graphs = (load_rank(self.folder, record, list(self.phases)) for record in stages.values())
-        present = {name for files in graphs for graph in files.values() for node in graph.nodes for name in node.outputs}
+        nodes = (node for files in graphs for graph in files.values() for node in graph.nodes)
+        present = {name for node in nodes for name in node.outputs}
         return {term for term, gradient in self.reference.terms.items() if gradient not in present}
 
     @property

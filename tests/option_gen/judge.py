@@ -39,7 +39,7 @@ def _held(folder: Path) -> Verdict:
         return Verdict("unconfirmed" if unseen else "WRONG", found.reason())
     proof = gopt.prove(folder / "ranks")
     if not proof.proven:
-        return Verdict("unproven", next(str(claim) for claim in proof.claims if claim.verdict is not ProofVerdict.PROVEN))
+        return Verdict("unproven", next(str(of) for of in proof.claims if of.verdict is not ProofVerdict.PROVEN))
     try:
         gopt.prove(folder / "ranks", certificate=folder / "certificate")
     except UnsupportedError:
