@@ -21,7 +21,7 @@ AXES = ("pp", "dp", "shard", "tp")
 OWN_AXES = {
     "cnn_*": "hw", "*/vit_*": "hw", "gpt_*": ("cp", "sp"), "*/llama_*": ("cp", "sp"), "*/moe_*": ("ep", "ep", "cp"),
     f"{STREAM}*": ("cp", "sp", "ep"),
-}
+}  # fmt: skip
 """Fixtures -> axes that split what only they have: rows of images, tokens, experts."""
 MOST_RANKS = 8
 SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1", "zb-v")
