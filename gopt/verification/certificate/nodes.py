@@ -188,10 +188,9 @@ class NodeChecker(PointValues):
     ) -> None:
         """Raise WrongLine unless a result of a node is an expression."""
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
-        if any(self.counted[of] for of in (number, *present)):
-            lemma = lemma or "counts that are not negative"
-        if any(self.forms[of].op == "digits" for of in (number, *present)):
-            lemma = lemma or "places of maxima"
+        for of in (number, *present):
+            places = "places of maxima" if self.forms[of].op == "digits" else ""
+            lemma = lemma or ("counts that are not negative" if self.counted[of] else places)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
