@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import onnx
 import pytest
@@ -23,7 +26,7 @@ FOLDERS = {
 }
 
 
-def contents(graph: Graph) -> tuple[object, ...]:
+def contents(graph: Graph) -> tuple[Any, ...]:
     stored = {name: (tensor.type, tensor.numpy().tobytes()) for name, tensor in graph.initializers.items()}
     nodes = [node.to_bytes() for node in graph.nodes]
     header = graph.header.SerializeToString(deterministic=True)
@@ -52,6 +55,65 @@ def test_nodes_behind_a_result_of_another_size_are_shared(tmp_path: Path) -> Non
     ]
     assert unlike[0] < alike
     assert pairs[alike][0].encoded != pairs[alike][1].encoded
+
+
+def _read(load_file: Callable[[str], Graph], path: Path) -> tuple[Any, ...] | None:
+    try:
+        return contents(load_file(str(path)))
+    except InputError:
+        return None
+
+
+def _untyped(read: tuple[Any, ...] | None) -> bool:
+    """Whether onnx infers no type for a result, in a file where types do not fit."""
+    nodes, *_, types, _, _ = read or ((), {}, (), ())
+    results = {name for node in nodes for name in onnx.NodeProto.FromString(node).output if name}
+    return not results <= types.keys()
+
+
+def _edited(model: onnx.ModelProto, draw: Random) -> None:
+    graph, kind = model.graph, draw.randrange(7)
+    first, second = sorted(draw.sample(range(len(graph.node)), 2))
+    copy = onnx.NodeProto()
+    copy.CopyFrom(graph.node[first])
+    if kind == 0:
+        graph.node.insert(second, copy)
+    elif kind == 1:
+        del graph.node[first]
+        graph.node.insert(second, copy)
+    elif kind == 2:
+        del graph.node[first]
+    elif kind == 3 and graph.node[first].input:
+        graph.node[first].input[0] = draw.choice([*graph.node[second].input, *graph.node[second].output])
+    elif kind == 4:
+        tensor = draw.choice([tensor for tensor in graph.initializer if not tensor.external_data])
+        array = onnx.numpy_helper.to_array(tensor)
+        tensor.CopyFrom(onnx.numpy_helper.from_array((array + 1).astype(array.dtype), tensor.name))
+    elif kind == 5:
+        shape = draw.choice(graph.input).type.tensor_type.shape
+        if shape.dim:
+            shape.dim[0].dim_value += 1
+    else:
+        graph.node[first].op_type, graph.node[second].op_type = graph.node[second].op_type, graph.node[first].op_type
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_edited_file_beside_others_is_read_or_refused_as_alone(name: str, tmp_path: Path) -> None:
+    fixture, mesh, stage = FOLDERS[name]
+    gopt.shard(FIXTURES / f"{fixture}.onnx", mesh=mesh, stage=stage, prove=False).write(tmp_path / "ranks")
+    paths, draw, kept = sorted((tmp_path / "ranks").glob("rank_*.onnx")), Random(7), 0
+    for _ in range(40):
+        files, path = AlikeFiles(), draw.choice(paths)
+        data = path.read_bytes()
+        model = onnx.ModelProto.FromString(data)
+        _edited(model, draw)
+        path.write_bytes(model.SerializeToString())
+        *_, beside = (_read(files.load, each) for each in (*(other for other in paths if other != path), path))
+        alone = _read(lambda file: load(file, own=True), path)
+        assert beside == alone or (beside is None and _untyped(alone))
+        kept += beside is not None
+        path.write_bytes(data)
+    assert 1 <= kept < 40
 
 
 def _slices(path: Path, start: int, stop: int) -> None:
