@@ -67,9 +67,9 @@ PROBE = "Probe"
 
 def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = ()) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call, and behind every node that makes one of ``terms``. The backward reads the gradient unchanged.
+    not a call, and behind every maker of ``terms``. The backward reads the gradient unchanged.
 
-    ``data``: the axes of ranks with other samples; ``terms``: of gradients that no rank has as a whole. Local gradients
+    ``data``: the axes of ranks with other samples; ``terms``: of gradients in parts on all ranks. Local gradients
     made by the rank itself, as in the source, are outputs as well."""
     local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}

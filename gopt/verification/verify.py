@@ -146,7 +146,7 @@ class Verifier:
             return ranks
 
     def _terms_apart(self) -> set[str]:
-        """The terms of gradients that no rank has as a whole: each stage sums terms over the micro-batches."""
+        """The terms of gradients without a rank for the whole: each stage sums terms over the micro-batches."""
         if self.manifest.accumulate == 1 or not self.reference.terms or PIPELINE not in dict(self.mesh.axes):
             return set()
         stages = {self.mesh.coordinates(record.rank)[PIPELINE]: record for record in self.manifest.ranks}

@@ -189,8 +189,8 @@ class NodeChecker(PointValues):
         """Raise WrongLine unless a result of a node is an expression."""
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
         for of in (number, *present):
-            places = "places of maxima" if self.forms[of].op == "digits" else ""
-            lemma = lemma or ("counts that are not negative" if self.counted[of] else places)
+            bounded = "places of maxima" if self.forms[of].op == "digits" else ""
+            lemma = lemma or ("counts that are not negative" if self.counted[of] else bounded)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
