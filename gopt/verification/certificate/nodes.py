@@ -162,7 +162,8 @@ class NodeChecker(PointValues):
         kind, flat = array.dtype.kind, array.reshape(-1)
         if shape != array.shape:
             raise WrongLine(f"a constant of shape {shape}", f"shape {array.shape}")
-        if array.dtype.name in FLOATS and (not array.size or ((flat == flat[0]).all() and np.isfinite(float(flat[0])))):
+        empty = not array.size and (array.dtype.name in FLOATS or op == "linear")
+        if empty or (array.dtype.name in FLOATS and (flat == flat[0]).all() and np.isfinite(float(flat[0]))):
             exact = self.element(simplest(flat[0]) if array.size else 0)
             return self.due(number, np.full([1] * self.lead + [array.size], exact), "the stored number")
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
@@ -187,8 +188,9 @@ class NodeChecker(PointValues):
     ) -> None:
         """Raise WrongLine unless a result of a node is an expression."""
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
-        if any(self.counted[of] for of in (number, *present)):
-            lemma = lemma or "counts that are not negative"
+        for of in (number, *present):
+            bounded = "places of maxima" if self.forms[of].op == "digits" else ""
+            lemma = lemma or ("counts that are not negative" if self.counted[of] else bounded)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)

@@ -177,7 +177,7 @@ class PointValues(PrimeField):
         super().__init__(seed)
         self.extents, self.axes, self.lead = extents, list(extents), len(extents)
         self.forms, self.varies, self.opset = list[ExpressionLine](), list[frozenset[str]](), 0
-        self.arrays: dict[int, np.ndarray] = {}
+        self.arrays: dict[int | None, np.ndarray] = {}
         """Whole numbers and flags of constants."""
         self.exact: dict[int, Fraction] = {}
         """Numbers of the field that are constants."""
@@ -419,12 +419,10 @@ class PointValues(PrimeField):
 
     def array(self, number: int | None) -> np.ndarray | None:
         """The whole numbers in a constant, or in a part of a constant."""
-        if number is None:
-            return None
-        op, attributes, operands, shape = self.forms[number]
-        if number not in self.arrays and op in ("view", "take") and (inner := self.array(operands[0])) is not None:
-            return (box(inner, attributes) if op == "take" else inner).reshape(shape or ())
-        return self.arrays.get(number)
+        if number is None or number in self.arrays or self.forms[number].op not in CARRIED[:4]:
+            return self.arrays.get(number)
+        parts = [part for operand in self.forms[number].operands if (part := self.array(operand)) is not None]
+        return self._carried(number, parts, 0) if len(parts) == len(self.forms[number].operands) else None
 
     def use(self, op: str, attributes: Mapping[str, Any], operands: Sequence[int | None], shape: Sequence[int],
             slot: int = 0) -> OperatorUse:  # fmt: skip

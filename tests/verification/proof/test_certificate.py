@@ -18,7 +18,7 @@ LEMMAS = {
 
 
 SPLIT_LEMMAS = LEMMAS | {
-    "Gather", "Log", "Less", "Conv", "MaxPool", "ScatterElements", "empty sum", "open shape", *(
+    "Gather", "Log", "Less", "Conv", "MaxPool", "places of maxima", "ScatterElements", "empty sum", "open shape", *(
         f"parts of {op}" for op in ("Gather", "ScatterND", "ScatterElements", "Conv", "in a row", "GatherElements")
     ),
 }  # fmt: skip

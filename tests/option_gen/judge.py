@@ -1,0 +1,48 @@
+"""A drawn setting through ``gopt shard``, ``gopt prove``, its certificate and ``gopt verify``."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from draws import Verdict
+
+import gopt
+from gopt.errors import GoptError, UnsupportedError
+from gopt.verification.proof.result import ProofVerdict
+from option_gen.make import Setting
+
+STEPS = 2
+REFUSED = (2, 4)
+"""Exit codes of options without meaning and of steps that gopt does not handle."""
+
+
+def judge(setting: Setting, folder: Path) -> Verdict:
+    """``right``; ``refused``; ``unproven``, where the proof does not close; ``unconfirmed``, where a gradient does not
+    follow the batch; ``WRONG`` and ``CRASH`` are faults."""
+    try:
+        gopt.shard(setting.file(folder), setting.mesh, **setting.options).write(folder / "ranks")
+    except GoptError as error:
+        return Verdict("refused" if error.exit_code in REFUSED else "CRASH", str(error))
+    except Exception:
+        return Verdict("CRASH", traceback.format_exc(limit=-3))
+    try:
+        return _held(folder)
+    except Exception:
+        return Verdict("CRASH", traceback.format_exc(limit=-3))
+
+
+def _held(folder: Path) -> Verdict:
+    found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
+    if not found.equal:
+        unseen = "no reduction is seen" in found.reason()
+        return Verdict("unconfirmed" if unseen else "WRONG", found.reason())
+    proof = gopt.prove(folder / "ranks")
+    if not proof.proven:
+        return Verdict("unproven", next(str(of) for of in proof.claims if of.verdict is not ProofVerdict.PROVEN))
+    try:
+        gopt.prove(folder / "ranks", certificate=folder / "certificate")
+    except UnsupportedError:
+        return Verdict("right", "no certificate")
+    checked = gopt.check_certificate(folder / "certificate", folder / "ranks")
+    return Verdict("WRONG" if checked.fault else "right", checked.reason())

@@ -1,0 +1,132 @@
+"""A fixture, a mesh of any axes, and options of any pass, drawn together from a seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from helpers import FIXTURES
+from mesh_gen.make import Recipe, make
+
+STREAM = "stream "
+"""A step of ``mesh_gen``: this, and the seed of its recipe."""
+SMALL = ("mlp_*", "cnn_*", "emb_*", "gpt_adamw", "optim/*", "sparse/*", "families/*", "real/mlp_*", "real/dropout_*")
+AXES = ("pp", "dp", "shard", "tp")
+OWN_AXES = {
+    "cnn_*": "hw", "*/vit_*": "hw", "gpt_*": ("cp", "sp"), "*/llama_*": ("cp", "sp"), "*/moe_*": ("ep", "ep", "cp"),
+    f"{STREAM}*": ("cp", "sp", "ep"),
+}  # fmt: skip
+"""Fixtures -> axes that split what only they have: rows of images, tokens, experts."""
+MOST_RANKS = 8
+SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1", "zb-v")
+PASSES: Mapping[str, Mapping[str, Sequence[object]]] = {
+    "tensor-parallel": {
+        "auto": (False,), "sizes": ("ceil", "floor-last"), "sequence": (True,), "regather": (True,),
+    },
+    "shard": {
+        "partition": ("rows", "whole"), "owners": ("round-robin", "in-order", "hash"), "rule": ("ceil",),
+        "min-piece": (1, 7, 64), "style": ("broadcast",), "bucket-mb": (0.0, 0.001, 0.01),
+        "reduce-dtype": ("float32",), "reshard-after-forward": (False,), "persist": (100, 100000),
+    },
+    "statistics": {"statistics": ("mean", "root", "local", "sync")},
+    "fuse-collectives": {"cap-mb": (0.0, 0.001), "max-tensors": (1, 2), "first-mb": (0.0001,)},
+    "recompute": {"policy": ("full", "selective", "1KiB", "100KiB")},
+    "overlap": {"prefetch": (0, 3), "limit-mb": (0.0, 0.001)},
+    "offload": {"what": ("states", "activations", "states,activations", "1KiB"), "least": ("1B", "64B")},
+}  # fmt: skip
+"""Pass -> option -> values beside its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a step is sharded. ``step``: a fixture, or a stream of tokens; ``passes``: options of passes."""
+
+    step: str
+    mesh: str
+    stage: int
+    accumulate: int
+    schedule: str | None
+    passes: Mapping[str, Mapping[str, object]]
+
+    @classmethod
+    def draw(cls, seed: int) -> Setting:
+        """The setting of a seed, on 2 to 8 ranks."""
+        r = random.Random(f"options {seed}")
+        step = r.choice(fixtures()) if r.random() < 0.75 else f"{STREAM}{r.randrange(100000)}"
+        own = [axis for pattern, axes in OWN_AXES.items() if fnmatch(step, pattern) for axis in axes]
+        axes = _axes(r, [*AXES, *own])
+        stages = any(axis == "pp" for axis, _ in axes)
+        accumulate = r.choice((1, 2, 3, 4, 6)) if stages else r.choice((1, 1, 1, 2, 3))
+        schedule = r.choice(SCHEDULES) if stages and r.random() < 0.8 else None
+        mesh = ",".join(f"{axis}={size}" for axis, size in axes)
+        stage = r.randint(0, 3)
+        return cls(step, mesh, stage, accumulate, schedule, _passes(r, stage))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keywords of ``gopt.shard``."""
+        return {
+            "stage": self.stage, "accumulate": self.accumulate, "schedule": self.schedule, "passes": self.passes,
+        }  # fmt: skip
+
+    def file(self, folder: Path) -> Path:
+        """The step's file: a fixture, or written into the folder."""
+        if not self.step.startswith(STREAM):
+            return FIXTURES / f"{self.step}.onnx"
+        stream = make(Recipe.draw(int(self.step.removeprefix(STREAM))))
+        (folder / "step.onnx").write_bytes(stream.model.SerializeToString())
+        return folder / "step.onnx"
+
+    def told(self) -> str:
+        """As a command line."""
+        words = [f"{self.step}.onnx --mesh {self.mesh} --stage {self.stage}"]
+        words += [f"--micro-batches {self.accumulate}"] * (self.accumulate > 1)
+        words += [f"--schedule {self.schedule}"] * (self.schedule is not None)
+        words += [f"-O {owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]
+        return " ".join(words)
+
+
+@cache
+def fixtures() -> tuple[str, ...]:
+    """Names of the small fixtures that are one file each."""
+    files = sorted(path for pattern in SMALL for path in Path(FIXTURES).glob(f"{pattern}.onnx"))
+    return tuple(str(path.relative_to(FIXTURES).with_suffix("")) for path in files)
+
+
+def _axes(r: random.Random, names: Sequence[str]) -> list[tuple[str, int]]:
+    while True:
+        drawn = dict.fromkeys(r.sample(names, r.choice((1, 2, 2, 2, 3))))
+        axes = [(axis, r.choice((2, 2, 2, 3, 4))) for axis in drawn]
+        if math.prod(size for _, size in axes) <= MOST_RANKS:
+            return axes
+
+
+def _passes(r: random.Random, stage: int) -> dict[str, dict[str, object]]:
+    """Each option away from its default in one setting of six; passes on request in one of four."""
+    passes: dict[str, dict[str, object]] = {}
+    for owner, options in PASSES.items():
+        if owner in ("recompute", "offload") and r.random() < 0.75:
+            continue
+        chance = 0.7 if owner in ("recompute", "offload") else 1 / 6
+        drawn = {name: r.choice(values) for name, values in options.items() if r.random() < chance}
+        if owner == "shard":
+            drawn = _used(drawn, stage)
+        if drawn:
+            passes[owner] = drawn
+    return passes
+
+
+def _used(drawn: dict[str, object], stage: int) -> dict[str, object]:
+    """The options of ``shard`` that go together at a stage."""
+    unused = () if stage else ("partition", "owners", "rule", "min-piece", "style")
+    late = () if stage == 3 else ("reshard-after-forward", "persist")
+    kept = {name: value for name, value in drawn.items() if name not in (*unused, *late)}
+    whole = {"partition": "whole"} if "style" in kept else {}
+    rows = {"partition": "rows"} if "rule" in kept or "min-piece" in kept else {}
+    return kept | rows | whole if not (rows and whole) else kept | rows | {"style": "gather"}
