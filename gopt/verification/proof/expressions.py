@@ -204,6 +204,9 @@ class Elements:
         """Sums and products so far: ranks make them again and again."""
         self.read: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         """A node of any file, and its operands -> its results."""
+        self.forms: dict[Hashable, int] = {}
+        self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """The form of a group of elementwise nodes, and the operands -> the results."""
         self.leaf("one", (), ())
 
     # --- numbering ---

@@ -337,13 +337,13 @@ class RankSweep:
         if self.leader is not None:
             return self._follow()
         nodes, values = self.graph.nodes, self.values
-        if not self.reader.expressions.sealed and self.repeats is None:
+        if self.repeats is None:
             self.repeats = Repeats(self.reader)
-        runs = {} if self.repeats is None else self.repeats.runs
+        runs = self.repeats.runs
         while self.at < len(nodes):
             if nodes[self.at].domain == COMM:
                 return nodes[self.at]
-            if self.repeats is not None and self.at in runs:
+            if self.at in runs:
                 end = self.at + sum(map(len, runs[self.at]))
                 values.update((node.outputs[0], ONE) for node in nodes[self.at : end])  # in the order of the file
                 for row in runs[self.at]:

@@ -2,6 +2,7 @@
 
 The laws say the same of all states and gradients of a kind and a shape: the expressions of the first group are numbered
 again for further values. Where the numbers have another order, a sum could have another form: the laws read the group.
+Nodes of ranks with the same operators, on ranges of the same values, make the same ranges of the results.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from gopt.ir.graph_index import walk
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Law
+from gopt.verification.proof.equal_parts import columns_of, common_region
+from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Law, Shape
 from gopt.verification.proof.operators import RULES, NodeReader
 
 _SHORTEST = 4
@@ -51,38 +53,90 @@ class Repeats:
         self._programs: dict[Hashable, _Program | None] = {}
 
     def read(self, group: Sequence[Node], values: MutableMapping[str, int], by_law: ByLaw) -> None:
-        """Store the results of a group."""
+        """Store the results of a group: of the source, numbered as in an earlier group; of a rank, ranges of the
+        source's."""
         repeated = len(group) >= _SHORTEST and not self.expressions.counts  # weighted sums have laws of their own
-        key, numbers = self._kind(group, values) if repeated else (None, [])
+        if not repeated or not self._read(group, values, by_law):
+            for node in group:
+                values.update(by_law(node))
+
+    def _read(self, group: Sequence[Node], values: MutableMapping[str, int], by_law: ByLaw) -> bool:
+        """Store the results of a group, if known by another one."""
+        form, names, shapes = self._form(group)
+        if self.expressions.sealed:
+            return self._in_ranges(group, form, [values.get(name) for name in names], values)
+        key, numbers = self._kind([values[name] for name in names])
+        if key is None:
+            return False
+        key = form, *shapes, *key
         program = self._programs.get(key)
         results = None if program is None else self._numbered(program, numbers)
         if program is None or results is None:
             for node in group:
                 values.update(by_law(node))
-            if key is not None and key not in self._programs:
+            if key not in self._programs:
                 self._programs[key] = self._program(group, numbers, values)
-            return
-        note = self.expressions.note
-        for node, (position, operands, law) in zip(group, program.results):
-            values[node.outputs[0]] = result = results[position]
-            note(node.encoded, law, tuple([results[at] for at in operands]), result)
+        else:
+            note = self.expressions.note
+            for node, (position, operands, law) in zip(group, program.results):
+                values[node.outputs[0]] = result = results[position]
+                note(node.encoded, law, tuple([results[at] for at in operands]), result)
+        self._note(group, form, names, shapes, values)
+        return True
 
-    def _kind(self, group: Sequence[Node], values: Mapping[str, int]) -> tuple[Hashable, list[int]]:
-        """A key of groups with equal expressions of further values, and the values; None for values with laws."""
+    def _form(self, group: Sequence[Node]) -> tuple[int, list[str], list[Shape]]:
+        """The number of what a group computes of elements; the operands, and the shapes of the results."""
+        outside: dict[str, int] = {}
+        inside: dict[str, int] = {}
+        kinds: list[Hashable] = []
+        shapes: list[Shape] = []
+        for node in group:
+            type = self.reader.type_of(node)
+            shapes.append(type.shape)
+            read = [inside[name] if name in inside else outside.setdefault(name, len(outside)) for name in node.inputs]
+            inside[node.outputs[0]] = -len(inside) - 1
+            kinds.append((node.op_type, type.dtype, frozen(node) if node.attributes else (), *read))
+        forms = self.expressions.forms
+        return forms.setdefault(tuple(kinds), len(forms)), [*outside], shapes
+
+    def _note(
+        self, group: Sequence[Node], form: int, names: Sequence[str], shapes: Sequence[Shape], values: Mapping[str, int]
+    ) -> None:
+        """Note the results of a group on operands of one shape, for ranges of the same operands."""
+        expressions, shape, root = self.expressions, shapes[0], self.expressions.root
+        numbers = [values[name] for name in names]
+        if len({*shapes}) == 1 and all(
+            expressions.elements(number) == 1 or expressions.shape(number) == shape for number in numbers
+        ):
+            results = tuple([root(values[node.outputs[0]]) for node in group])
+            expressions.groups[form, *map(root, numbers)] = results
+
+    def _in_ranges(
+        self, group: Sequence[Node], form: int, numbers: Sequence[int | None], values: MutableMapping[str, int]
+    ) -> bool:
+        """Store ranges of the source's results for a group on ranges of the source's operands."""
+        expressions, operands = self.expressions, [number for number in numbers if number is not None]
+        part = common_region(expressions, operands) if len(operands) == len(numbers) else None
+        if part is None or part[0].whole is not None:
+            return False
+        root = expressions.root
+        columns = columns_of([row if isinstance(row, tuple) else root(row) for row in part[1]])
+        wholes = [expressions.groups.get((form, *column)) for column in columns]
+        if None in wholes:
+            return False
+        for node, row in zip(group, zip(*filter(None, wholes))):
+            values[node.outputs[0]] = part[0].of(expressions, row)
+        return True
+
+    def _kind(self, operands: Sequence[int]) -> tuple[tuple[Hashable, ...] | None, list[int]]:
+        """A key of operands with equal expressions of further values, and the values; None for values with laws."""
         positions: dict[int, int] = {}
         kinds: list[Hashable] = []
-        inside: dict[str, int] = {}
-        for node in group:
-            read = [
-                inside[name] if name in inside else self._position(values[name], positions, kinds)
-                for name in node.inputs
-            ]
-            if None in read:
-                return None, []
-            inside[node.outputs[0]] = -len(inside) - 1
-            kinds.append((node.op_type, self.reader.type_of(node), frozen(node) if node.attributes else (), *read))
+        read = [self._position(number, positions, kinds) for number in operands]
+        if None in read:
+            return None, []
         numbers = list(positions)
-        return (*kinds, *sorted(positions.values(), key=numbers.__getitem__)), numbers
+        return (*read, *kinds, *sorted(positions.values(), key=numbers.__getitem__)), numbers
 
     def _position(self, number: int, positions: dict[int, int], kinds: list[Hashable]) -> int | None:
         """The position of a value among the values of a group; None for a value with laws of a kind."""
