@@ -232,7 +232,7 @@ class _Beside:
 
         A call may have a result of another size on each rank, and nodes behind the call follow."""
         graph, readers, makers, stored = self.like.graph, self.like.readers, self.like.makers, self.stored
-        types = self.before if self.equal else {**self.file.types, **self.before}
+        types = self.before if self.equal else {**self.file.types, **self.file.outputs, **self.before}
         if not types.keys() >= read or not self.front.types.keys().isdisjoint(self.before):
             return None
         pairs = ((name, types[name], graph.types.get(name)) for name in read | (types.keys() & makers.keys()))

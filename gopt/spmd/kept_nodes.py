@@ -124,8 +124,8 @@ class _KeptNodes:
             )
 
     def _replaces(self, new: str, old: str) -> bool:
-        """Return whether a node may read one value for another: a replacement made by a pass, or the operand of an
-        Identity for the result."""
+        """Return whether a node may read one value for another: a replacement made by a pass, the operand of an
+        Identity for the result, or the result of an equal call, such as a gather for the backward."""
         if old in self._replaced:
             return new not in self._types or new in self._replaced
         if not self._step:
@@ -133,6 +133,9 @@ class _KeptNodes:
         if new not in self._types:
             maker = self._step.get(old)
             return maker is not None and maker.phase is Phase.UPDATE and maker.domain != COMM
+        earlier, later = self._calls.get(old), self._calls.get(new)
+        if earlier is not None and later is not None and earlier.outputs.index(old) == later.outputs.index(new):
+            return signature(earlier) == signature(later) and earlier.inputs == later.inputs
         return new in copy_chain(self._step, old)[1:]
 
     def check_added(self, node: Node) -> None:

@@ -138,8 +138,8 @@ class StagePlacement:
         if node.phase is Phase.UPDATE:
             nbytes: Counter[int] = Counter()
             for name in read:
-                for stage in self.names[name]:
-                    nbytes[stage] += self._nbytes(name)
+                for stage in (self.home[name],) if name in self._states else self.names[name]:
+                    nbytes[stage] += self._nbytes(name)  # a copy of a state is no reason
             states = {self.home[name] for name in read if name in self._states}
             return max(nbytes, key=lambda stage: (nbytes[stage], stage in states, stage))
         homes = [self.home[name] for name in read]
