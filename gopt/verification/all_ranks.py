@@ -107,7 +107,7 @@ class AllRanks:
                 data = self.mesh.data_axes
                 varied = [
                     VariantProgram(
-                        program, variant, reference.gradients, reference.marked_values if r in marked else (), data,
+                        program, variant, reference.gradients, {reference.marked} if r in marked else (), data,
                         reference.training.gradients,
                         self.ranks[r].first_runs.setdefault((phase, turn), FirstRun()) if remembers else None,
                     )

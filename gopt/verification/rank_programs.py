@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -72,12 +72,12 @@ class RankPrograms:
 
 
 def read_rank(
-    folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str], terms: Collection[str],
-    cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
+    folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str],
+    terms: Mapping[str, str], cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
     arrays: Held,
 ) -> RankPrograms:  # fmt: skip
-    """A rank from the manifest's ``record`` and its files; local gradients of ``probe``, and their
-    ``terms``, can be reached.
+    """A rank from the manifest's ``record`` and its files; local gradients of ``probe``, and
+    ``terms`` of gradients, can be reached.
 
     ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""

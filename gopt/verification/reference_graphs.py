@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -65,12 +65,12 @@ PROBE = "Probe"
 """A call that a rank answers itself: where ``verify`` can reach a local gradient that no real call takes."""
 
 
-def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Collection[str] = ()) -> Graph:
+def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Mapping[str, str] = {}) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
     not a call, and behind every maker of ``terms``. The backward reads the gradient unchanged.
 
-    ``data``: the axes of ranks with other samples; ``terms``: of gradients in parts on all ranks. Local gradients
-    made by the rank itself, as in the source, are outputs as well."""
+    ``data``: the axes of ranks with other samples; ``terms``: of gradients in parts on all ranks, with the gradient.
+    Local gradients made by the rank itself, as in the source, are outputs as well."""
     local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
     shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
@@ -99,13 +99,13 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str], terms: Coll
             node.outputs = [f"{name}.made" if name in produced else name for name in node.outputs]
         nodes.append(node)
         nodes += [_probe(name, name, f"{name}.probed") for name in probed.intersection(node.outputs)]
-        nodes += [_probe(name, f"{name}.made", name) for name in sorted(produced)]
+        nodes += [_probe(terms[name], f"{name}.made", name) for name in sorted(produced)]
     return replace(graph, nodes=nodes, types=types)
 
 
-def _probe(name: str, value: str, result: str) -> Node:
-    """A probe of the value of a name."""
-    return Node(PROBE, [value], [result], name=name, domain=COMM)
+def _probe(gradient: str, value: str, result: str) -> Node:
+    """A probe of a value, named by the gradient."""
+    return Node(PROBE, [value], [result], name=gradient, domain=COMM)
 
 
 def _local(node: Node, data: Collection[str]) -> bool:

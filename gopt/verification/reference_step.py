@@ -104,7 +104,6 @@ class ReferenceProgram:
         """The gradient that an infinity is put into."""
         self.terms = gradient_terms(training)
         """Term of a gradient in the source -> the gradient: ranks may sum each term over micro-batches first."""
-        self.marked_values = {self.marked, *(name for name, of in self.terms.items() if of == self.marked)}
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
         self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
         """Statistic -> what a rank makes of it, which a condition of the update may leave out."""

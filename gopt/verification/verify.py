@@ -37,7 +37,7 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.options.records import changed
-from gopt.records.mesh import PIPELINE, Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
 from gopt.runtime.session import shrink_arena
@@ -59,12 +59,13 @@ from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.random_inputs import feed_training, find_random
-from gopt.verification.rank_programs import Held, RankPrograms, load_rank, read_rank
+from gopt.verification.rank_programs import Held, RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
 from gopt.verification.second_engine import check_step
 from gopt.verification.source_duals import check_source_duals
+from gopt.verification.stage_terms import terms_of_stages
 from gopt.verification.startup_check import check_startup
 from gopt.verification.variants import (
     PLAIN,
@@ -130,7 +131,7 @@ class Verifier:
         """All ranks, two at a time: the runtime compiles one while Python reads the next."""
 
         arrays: Held = {}
-        terms = self._terms_apart()
+        terms = terms_of_stages(self.folder, self.manifest, source, self.reference.terms)
 
         def read(record: RankEntry) -> RankPrograms:
             return read_rank(
@@ -144,16 +145,6 @@ class Verifier:
                 ranks.append(rank)
                 advance("reading ranks", len(ranks), len(self.manifest.ranks))
             return ranks
-
-    def _terms_apart(self) -> set[str]:
-        """The terms of gradients without a rank for the whole: each stage sums terms over the micro-batches."""
-        if self.manifest.accumulate == 1 or not self.reference.terms or PIPELINE not in dict(self.mesh.axes):
-            return set()
-        stages = {self.mesh.coordinates(record.rank)[PIPELINE]: record for record in self.manifest.ranks}
-        graphs = (load_rank(self.folder, record, list(self.phases)) for record in stages.values())
-        nodes = (node for files in graphs for graph in files.values() for node in graph.nodes)
-        present = {name for node in nodes for name in node.outputs}
-        return {term for term, gradient in self.reference.terms.items() if gradient not in present}
 
     @property
     def all_ranks(self) -> AllRanks:
