@@ -41,7 +41,8 @@ def _held(folder: Path) -> Verdict:
     if not proof.proven:
         return Verdict("unproven", next(str(of) for of in proof.claims if of.verdict is not ProofVerdict.PROVEN))
     try:
-        gopt.prove(folder / "ranks", certificate=folder / "certificate")
+        if not gopt.prove(folder / "ranks", certificate=folder / "certificate").proven:
+            return Verdict("unproven", "with all nodes that ranks have from the source")
     except UnsupportedError:
         return Verdict("right", "no certificate")
     checked = gopt.check_certificate(folder / "certificate", folder / "ranks")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import onnx
 import pytest
 from helpers import FIXTURES
+from onnx import helper
+from option_gen.make import Setting
 
 import gopt
 from gopt.api import Sharded
@@ -75,3 +78,18 @@ def test_a_schedule_that_runs_a_reader_before_the_maker_is_refused(tmp_path):
         UnsupportedError, match=r"weight\.0 of micro-batch \d on member \d reads .* runs before weight\.1"
     ):
         sharded(str(file))
+
+
+def test_an_update_on_another_stage_of_the_member_leaves_the_new_value(tmp_path):
+    """The sum of three reads more of the gradient's stage than of the state's: both run on one member."""
+    (tmp_path / "drawn").mkdir()
+    path = Setting("stream 19909", "pp=3", 0, 4, "zb-v", {}).file(tmp_path / "drawn")
+    model = onnx.load(path)
+    added = next(node for node in model.graph.node if node.output[0] == "p3.m_new")
+    twice = helper.make_node("Identity", [added.input[1]], ["twice"])
+    model.graph.node.insert(list(model.graph.node).index(added), twice)
+    added.op_type = "Sum"
+    added.input.append("twice")
+    onnx.save(model, path)
+    gopt.shard(path, "pp=3", stage=0, accumulate=4, schedule="zb-v").write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=2, confirm=False).equal

@@ -141,6 +141,7 @@ class StagePlacement:
                 for stage in (self.home[name],) if name in self._states else self.names[name]:
                     nbytes[stage] += self._nbytes(name)  # a copy of a state is no reason
             states = {self.home[name] for name in read if name in self._states}
+            states |= {due for name in node.outputs if (due := self._due.get(name)) is not None}
             return max(nbytes, key=lambda stage: (nbytes[stage], stage in states, stage))
         homes = [self.home[name] for name in read]
         if node.phase is not Phase.BACKWARD:
@@ -173,7 +174,10 @@ class StagePlacement:
 
     def _return(self, node: Node, name: str, due: int | None) -> None:
         """Give another stage, or all, a result of the step under the name in the step."""
-        inner, stage = f"{PREFIX}.{name}.stage{self.home[name]}", self.home[name]
+        inner, stage, placement = f"{PREFIX}.{name}.stage{self.home[name]}", self.home[name], self.plan.placement
+        if node.phase is Phase.UPDATE and due is not None and placement[due] == placement[stage]:
+            self.names[name][due] = name  # one update of all stages of a member
+            return
         self.home[inner] = stage
         self.rewriter.rename_output(node, name, inner)
         self.names[name] = {stage: inner}
