@@ -566,11 +566,24 @@ class PointValues(PrimeField):
         op, attributes, operands, shape = self.forms[at]
         if self.moves(at):
             return self._carried(at, [self.exponential(of, cut) for of in operands], self.lead)
-        whole = op == "linear" and operands and all(Fraction(factor).denominator == 1 for factor in attributes)
-        if not whole or (operands[1:] == () and attributes == (1,) and self.shape(operands[0]) == shape):
+        if (
+            op != "linear"
+            or not operands
+            or (len(operands) == 1 and attributes[0] == 1 and self.shape(operands[0]) == shape)
+        ):
             return self.hashed(EXP, self.value(at, cut))
-        rows = [wide(self.exponential(of, cut), self.lead, len(shape or ())) for of in operands]
-        return self.filled(reduce(self.times, map(self.power, rows, map(int, attributes))), shape or ())
+        rows = [
+            wide(self._exponential_of(of, Fraction(factor), cut), self.lead, len(shape or ()))
+            for of, factor in zip(operands, attributes)
+        ]
+        return self.filled(reduce(self.times, rows), shape or ())
+
+    def _exponential_of(self, of: int, factor: Fraction, cut: Cut) -> Array:
+        """The exponential of a multiple: of a whole multiple a power."""
+        if factor.denominator == 1:
+            return self.power(self.exponential(of, cut), int(factor))
+        base = self.hashed(EXP, self.times(self.value(of, cut), self.element(abs(factor))))
+        return self.power(base, 1 if factor > 0 else -1)
 
     def logarithm(self, at: int, cut: Cut = (), use: Any = None) -> Array:
         """The logarithm of a product with exponentials is a sum."""
@@ -601,11 +614,12 @@ class PointValues(PrimeField):
         form, whole = self.forms[at], self.value(at, cut)
         rank, common = whole.ndim - self.lead, np.zeros([1] * whole.ndim, np.uint64)
         pairs = list(zip(form.operands, form.attributes)) if form.op == "linear" else []
-        for of, factor in pairs if all(Fraction(factor).denominator == 1 for _, factor in pairs) else ():
+        for of, factor in pairs:
             row = wide(self.value(of, cut), self.lead, rank)
             if all(row.shape[dim] == 1 for dim in dims):
                 common = self.plus(common, self.times(row, self.element(factor)))
-                value = self.times(value, self.power(wide(self.exponential(of, cut), self.lead, rank), -int(factor)))
+                row = self._exponential_of(of, -Fraction(factor), cut)
+                value = self.times(value, wide(row, self.lead, rank))
         log = self.plus(common, self.hashed(LOG, self.total(value, dims, keep=True)))
         return self.plus(whole, self.times(log, self.element(-1)))
 
