@@ -427,8 +427,8 @@ class Boxes(Movements):
     def _fitting(
         self, operands: Sequence[int], shape: Sequence[object], only: frozenset[int] | None = None
     ) -> tuple[list[Box | None], dict[int, tuple[int, Runs]]] | None:  # fmt: skip
-        """A box of each part, and the ranges along each dimension that all have; None for other parts. ``only``: the
-        dimensions that all boxes are parts along."""
+        """A box of each part, and the common ranges along each dimension; None for other parts. ``only``: the
+        dimensions of the ranges in each box."""
         boxes: list[Box | None] = []
         chosen: dict[int, tuple[int, Runs]] = {}
         for operand in operands:

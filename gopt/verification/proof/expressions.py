@@ -472,7 +472,7 @@ class Elements:
         return result
 
     def sum_of(self, numbers: Sequence[int]) -> int:
-        """The sum of values of one shape; of single elements, of whatever values these are elements."""
+        """The sum of values of one shape; single elements are added as numbers."""
         shape = self.shape(numbers[0])
         if elements(shape) == 1:
             return self.view(self.added([self.view(number, ()) for number in numbers]), shape)

@@ -153,7 +153,7 @@ class NodeReader:
         return fallback
 
     def part_in_source(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
-        """The result where operands are parts: a part of what the source computes; None where that is none."""
+        """The result for parts as a part of an expression of the source; None for any other result."""
         results = self._of_parts(node, operands, [shape])
         known = results is not None and self.core(results[0]) < self.expressions.of_ranks
         return results[0] if results is not None and known else None
