@@ -452,7 +452,7 @@ class Boxes(Movements):
     def _of_one_dimension(
         self, operands: Sequence[int], shape: Sequence[object]
     ) -> Iterator[tuple[list[Box | None], dict[int, tuple[int, Runs]]]]:
-        """Boxes that are all parts along one dimension: a single element of a value may be one along any."""
+        """Boxes with ranges of a common dimension: a single element of a value is a range of any dimension."""
         for dim in range(len(shape)):
             fitting = self._fitting(operands, shape, frozenset({dim}))
             if fitting is not None:

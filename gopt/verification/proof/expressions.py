@@ -271,7 +271,7 @@ class Elements:
         return number
 
     def _are_single(self, numbers: Sequence[int]) -> bool:
-        """Return whether all of some values have one element."""
+        """Return whether some values have a single element each."""
         counts = self._counts
         return not numbers or (counts[numbers[0]] == 1 and all(counts[number] == 1 for number in numbers))
 
@@ -345,7 +345,7 @@ class Elements:
         return iter(self._viewed_terms(number) if expression.op == VIEW else ((number, 1),))
 
     def _viewed_terms(self, number: int) -> Sequence[tuple[int, Coefficient]]:
-        """The terms of a view: of a sum of values of one size, the views of the terms."""
+        """The terms of a view: the views of the terms of a sum, where all terms have the size of the sum."""
         (root,), count, shape = self.all[number].operands, self._counts[number], self.shape(number)
         counts = {self._counts[atom] for atom in self.all[root].operands}
         if self.all[root].op != LINEAR or count is None or not counts <= {1, count}:
@@ -353,7 +353,7 @@ class Elements:
         return [*self._views(self.terms(root), shape).items()]
 
     def _views(self, terms: Iterable[tuple[int, Coefficient]], shape: Shape) -> dict[int, Coefficient]:
-        """Terms in another shape, and without a shape where they have one element."""
+        """Terms in another shape; single elements without a shape."""
         result: dict[int, Coefficient] = {}
         for atom, factor in terms:
             number = self.view(atom, shape if self._counts[atom] != 1 else ()) if atom != ONE else ONE
@@ -472,7 +472,7 @@ class Elements:
         return result
 
     def sum_of(self, numbers: Sequence[int]) -> int:
-        """The sum of values of one shape; single elements are added as numbers."""
+        """The sum of values of a common shape; single elements are added as numbers."""
         shape = self.shape(numbers[0])
         if elements(shape) == 1:
             return self.view(self.added([self.view(number, ()) for number in numbers]), shape)
@@ -786,7 +786,7 @@ class Elements:
         return shapes.pop() if len(shapes) == 1 else (count,)
 
     def narrow(self, number: int) -> int:
-        """A scalar for a value with a single element, or with one number in all elements."""
+        """A scalar for a value with a single element, or with an equal number in all elements."""
         if self._counts[number] != 1:
             return self.linear(self._views(self.terms(number), ()), ())
         value = self.uniform(number)
@@ -839,7 +839,7 @@ class Elements:
         return self.flat(result)
 
     def _single(self, number: int) -> bool:
-        """Return whether all elements of a value have one number, a known one where the value has a single element."""
+        """Return whether all elements of a value have an equal number, a known number in a single element."""
         return not self._ranged[number] and (self._counts[number] != 1 or self.uniform(number) is not None)
 
     def _alike_parts(self, parts: Sequence[Piece | None]) -> tuple[int, int] | None:
@@ -896,7 +896,7 @@ class Elements:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
 
     def whole_total(self, atom: int) -> int:
-        """The sum of all elements of a term: exponentials of one element stand in front of the sum."""
+        """The sum of all elements of a term: exponentials of a single element stand in front of the sum."""
         pairs = [*self.factors(self.root(atom))]
         front = [pair for pair in pairs if self.elements(pair[0]) == 1 and self.is_exponential(pair[0])]
         if not front:
@@ -905,7 +905,7 @@ class Elements:
         return self.product([self.total(inner), *(factor for factor, _ in front)], [1, *(power for _, power in front)])
 
     def summands(self, root: int) -> Sequence[tuple[int, Coefficient]]:
-        """The terms of a value to be summed: values of one element, and of as many elements as the value."""
+        """The terms of a value to be summed: values of a single element, and of as many elements as the value."""
         parts, size = [*self.terms(root)], self.elements(root)
         fit = size is not None and all(self.elements(atom) in (1, size) for atom, _ in parts)
         return parts if fit or all(self.shape(atom) in ((), self.shape(root)) for atom, _ in parts) else [(root, 1)]
