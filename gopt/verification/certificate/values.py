@@ -561,29 +561,16 @@ class PointValues(PrimeField):
 
     # --- exponentials ---
 
-    def exponential(self, at: int, cut: Cut = (), use: Any = None) -> Array:
-        """The exponential of a sum is the product of exponentials."""
+    def exponential(self, at: int, cut: Cut = (), use: Any = None, factor: Fraction = Fraction(1)) -> Array:
+        """The exponential of a multiple: of a sum, a product of exponentials; a power where the factor is whole."""
         op, attributes, operands, shape = self.forms[at]
         if self.moves(at):
-            return self._carried(at, [self.exponential(of, cut) for of in operands], self.lead)
-        if (
-            op != "linear"
-            or not operands
-            or (len(operands) == 1 and attributes[0] == 1 and self.shape(operands[0]) == shape)
-        ):
-            return self.hashed(EXP, self.value(at, cut))
-        rows = [
-            wide(self._exponential_of(of, Fraction(factor), cut), self.lead, len(shape or ()))
-            for of, factor in zip(operands, attributes)
-        ]
-        return self.filled(reduce(self.times, rows), shape or ())
-
-    def _exponential_of(self, of: int, factor: Fraction, cut: Cut) -> Array:
-        """The exponential of a multiple: of a whole multiple a power."""
-        if factor.denominator == 1:
-            return self.power(self.exponential(of, cut), int(factor))
-        base = self.hashed(EXP, self.times(self.value(of, cut), self.element(abs(factor))))
-        return self.power(base, 1 if factor > 0 else -1)
+            return self._carried(at, [self.exponential(of, cut, None, factor) for of in operands], self.lead)
+        if op == "linear" and operands:
+            rows = [self.exponential(of, cut, None, factor * Fraction(x)) for of, x in zip(operands, attributes)]
+            return self.filled(reduce(self.times, [wide(r, self.lead, len(shape or ())) for r in rows]), shape or ())
+        times = 1 if factor.denominator == 1 else abs(factor)
+        return self.power(self.hashed(EXP, self.times(self.value(at, cut), self.element(times))), int(factor / times))
 
     def logarithm(self, at: int, cut: Cut = (), use: Any = None) -> Array:
         """The logarithm of a product with exponentials is a sum."""
@@ -618,8 +605,7 @@ class PointValues(PrimeField):
             row = wide(self.value(of, cut), self.lead, rank)
             if all(row.shape[dim] == 1 for dim in dims):
                 common = self.plus(common, self.times(row, self.element(factor)))
-                row = self._exponential_of(of, -Fraction(factor), cut)
-                value = self.times(value, wide(row, self.lead, rank))
+                value = self.times(value, wide(self.exponential(of, cut, None, -Fraction(factor)), self.lead, rank))
         log = self.plus(common, self.hashed(LOG, self.total(value, dims, keep=True)))
         return self.plus(whole, self.times(log, self.element(-1)))
 
