@@ -41,7 +41,7 @@ def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ())
     stops = combined(training)
     nodes = [
         node for node in training.graph.nodes
-        if node.phase is Phase.UPDATE or not stops.intersection(node.outputs)
+        if node.phase is Phase.UPDATE or stops.isdisjoint(node.outputs)
     ]  # fmt: skip
     return subgraph(training.graph, nodes, dict.fromkeys(wanted), stops)
 
@@ -123,12 +123,13 @@ def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: 
     """The part of a graph before ``wanted``, with ``stops`` turned into inputs."""
     stops = set(stops)
     wanted = list(wanted)
-    needed = set(wanted)
+    needed, unmade = set(wanted), set(wanted) - stops
     selected: list[Node] = []
     for node in reversed(list(nodes)):
-        if any(name in needed and name not in stops for name in node.outputs):
+        if not unmade.isdisjoint(node.outputs):
             selected.append(clone(node))
             needed.update(node.reads)
+            unmade.update(name for name in node.reads if name not in stops)
     selected.reverse()
     inputs = {name: type for name, type in graph.inputs.items() if name in needed}
     inputs |= {name: graph.types[name] for name in sorted(stops) if name in needed}

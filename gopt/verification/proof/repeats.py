@@ -259,9 +259,10 @@ def _groups(graph: Graph, positions: Sequence[int]) -> list[list[int]]:
             single.append(position)
             continue
         joined: list[int] = []
-        for name in node.inputs:
-            group = of.get(name, joined)
-            if group is not joined:
+        for group in map(of.get, node.inputs):
+            if not joined:
+                joined = group or joined
+            elif group is not None and group is not joined:
                 small, joined = sorted((group, joined), key=len)
                 joined += small
                 of.update((graph.nodes[inner].outputs[0], joined) for inner in small)

@@ -62,13 +62,9 @@ class _Front:
     end: int
 
     def begins(self, graph: Graph, operands: Follows) -> bool:
-        """Return whether a graph begins with the same nodes, of the same types, on the same operands."""
-        types, source_type = graph.types, self.graph.types
-        return (
-            graph.nodes[: self.end] == self.graph.nodes[: self.end]  # the very same objects
-            and all(operands.get(name) == follows for name, follows in self.operands.items())
-            and (types is source_type or [*map(types.get, self.results)] == [*map(source_type.get, self.results)])
-        )
+        """Return whether a graph begins with the same nodes, on the same operands: results have the same types."""
+        alike = all(operands.get(name) == follows for name, follows in self.operands.items())
+        return alike and graph.nodes[: self.end] == self.graph.nodes[: self.end]  # the very same objects
 
     def needed(self, graph: Graph) -> frozenset[str]:
         """The results without a node that a graph reads further on."""
@@ -153,7 +149,8 @@ class _Source:
         if key not in self._nodes:
             front = next((front for front in self._fronts if front.begins(graph, operands)), None)
             needed = frozenset[str]() if front is None else front.needed(graph)
-            if front is None or not all(map(front.results.__getitem__, needed)):
+            leaves = all(map(self._same_type, repeat(graph.types), needed))
+            if front is None or not leaves or not all(map(front.results.__getitem__, needed)):
                 front = self._front(graph, operands)
                 self._fronts.append(front)
                 needed = front.needed(graph)
