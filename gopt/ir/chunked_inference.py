@@ -28,7 +28,7 @@ from gopt.ir.wire_format import field
 
 WHOLE_NODES = 20_000
 """A graph of at most as many nodes is checked as a whole."""
-CHUNK_NODES, FEW_NODES = 500, 16
+CHUNK_NODES, FEW_NODES = 128, 16
 """Nodes of a chunk, and of a chunk beside known nodes."""
 _READ_ELEMENTS = 64
 """Elements up to which a stored tensor may be a shape, axes, or sizes, which inference reads."""

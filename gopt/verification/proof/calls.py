@@ -42,6 +42,8 @@ class Members:
     def reduced(self, numbers: Sequence[int], how: str) -> int:
         """The reduction of a value of each member."""
         expressions = self.expressions
+        if numbers.count(numbers[0]) == len(numbers):
+            return expressions.reduced(numbers[0], self.axes, how)
         alike = frozenset(axis for axis in self.axes if self._alike(numbers, axis))
         chosen = [
             (number, coordinates)

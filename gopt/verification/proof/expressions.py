@@ -75,6 +75,32 @@ Coefficient: TypeAlias = int | Fraction
 """An exact rational: whole ones as integers, which are faster."""
 
 
+class _Ratio(Fraction):
+    """A fraction that is hashed once."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+    def __new__(cls, *parts: Any) -> _Ratio:
+        ratio = super().__new__(cls, *parts)
+        ratio._hash = super().__hash__(ratio)
+        return ratio
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(Fraction(self))
+
+
+_ratio = cache(_Ratio)
+
+
+def _once(value: Coefficient) -> Coefficient:
+    """One object for equal fractions: expressions are hashed with their coefficients."""
+    return value if isinstance(value, int) else _ratio(value.numerator, value.denominator)
+
+
 class UnknownSize(ValueError):
     """A law needs sizes that are open: it does not apply."""
 
@@ -352,7 +378,8 @@ class Elements:
                 return atoms[0]
             if joined & _SOME_ELEMENTS and elements(shape) == 1:
                 return self.view(atoms[0], shape)
-        number = self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
+        factors = tuple([_once(total[atom]) for atom in atoms])
+        number = self._number(LINEAR, factors, tuple(atoms), shape)
         self._traits[number] |= _VANISHED if vanished else 0
         return number
 
@@ -972,12 +999,13 @@ class Elements:
         """The reduction over the members along ``axes``: sum, mean, max or min."""
         axes = frozenset(axis for axis in axes if self.extents[axis] > 1)
         how = EXTREMES.get(how, how)
-        if how == "mean":
-            return self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
         key = how, axes, number
         result = self._reduced.get(key)
-        if result is None:
-            result = self._reduced[key] = self._reduction(number, axes, how)
+        if result is None and how == "mean":
+            result = self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
+        elif result is None:
+            result = self._reduction(number, axes, how)
+        self._reduced[key] = result
         return result
 
     def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
