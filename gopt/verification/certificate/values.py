@@ -306,7 +306,7 @@ class PointValues(PrimeField):
         value, sizes = values[0], shape or ()
         front = value.shape[:lead]
         if op == "view":
-            return value.reshape(*front, *sizes)
+            return value.reshape((*front, *sizes))
         if op == "flat":
             return joined([picked(value.reshape(*value.shape[:lead], -1), [ends], -1)
                            for value, ends in zip(values, attributes)], -1)  # fmt: skip
