@@ -24,6 +24,8 @@ FOUND = [
             {"tensor-parallel": {"regather": True}, "recompute": {"policy": "full"}}),
     # Types of results that only the outputs of a file declare were those of the first rank's file.
     Setting("families/t5_adamw", "pp=2,tp=2", 2, 2, None, {"tensor-parallel": {"sequence": True}}),
+    # A mask in another shape was another constant.
+    Setting("gpt_adamw", "sp=2,cp=2", 2, 1, None, {}),
     # The update ran on a stage with the gradient and a copy of the parameter.
     Setting("cnn_sgd", "pp=6", 0, 3, None, {}),
 ]  # fmt: skip

@@ -35,7 +35,7 @@ def judge(setting: Setting, folder: Path) -> Verdict:
 def _held(folder: Path) -> Verdict:
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
     if not found.equal:
-        unseen = "no reduction is seen" in found.reason()
+        unseen = "is not confirmed" in found.reason()
         return Verdict("unconfirmed" if unseen else "WRONG", found.reason())
     proof = gopt.prove(folder / "ranks")
     if not proof.proven:

@@ -235,6 +235,13 @@ def unsqueeze(x: Any, dim: int) -> Any:
     return torch.view_as_complex(torch.view_as_real(x).unsqueeze(dim if dim >= 0 else dim - 1))
 
 
+def expand(x: Any, size: Any, *, implicit: bool = False) -> Any:
+    """Complex numbers repeated along dimensions: pairs of reals are."""
+    if not x.is_complex():
+        return NotImplemented
+    return torch.view_as_complex(torch.view_as_real(x).expand([*size, 2]))
+
+
 def in_float32(operator: Any) -> Any:
     """The operator on bfloat16, missing in ONNX, in float32 with a rounded result: PyTorch's kernels add up in float32,
     too."""
@@ -288,6 +295,7 @@ def table() -> Any:
         aten.squeeze.dim: squeeze_one, aten.squeeze.dims: squeeze, aten.diagonal_scatter.default: diagonal_scatter,
         aten.diagonal_backward.default: diagonal_backward, aten.diag_embed.default: diagonal_embed,
         aten.pow.Scalar: pow_scalar, aten.pow.Tensor_Tensor: pow_of_two_types, aten.scatter_reduce.two: scatter_reduce,
-        aten.unsqueeze.default: unsqueeze, OPERATOR: cumprod, aten.as_strided_scatter.default: as_strided_scatter,
+        aten.unsqueeze.default: unsqueeze, aten.expand.default: expand, OPERATOR: cumprod,
+        aten.as_strided_scatter.default: as_strided_scatter,
     }  # fmt: skip
     return rules | linear_maps() | written | CTC | {operator: in_float32(operator) for operator in NO_BFLOAT16}

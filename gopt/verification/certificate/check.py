@@ -224,8 +224,11 @@ class FolderCheck(NodeChecker):
         except WrongLine as wrong:
             if not wrong.lemma:
                 raise
-            self.lemmas.setdefault(wrong.lemma, []).append(f"{self.where}, {name}")
-            self.rest.add(self.line)
+            self._rests(name, wrong.lemma)
+
+    def _rests(self, name: str, lemma: str) -> None:
+        self.lemmas.setdefault(lemma, []).append(f"{self.where}, {name}")
+        self.rest.add(self.line)
 
     def _at(self, program: CheckedProgram, name: str) -> None:
         self.where = ", ".join(str(value) for value in program.head.values())
@@ -298,14 +301,11 @@ class FolderCheck(NodeChecker):
         if value is None or self.shape(number) != self.shape(value):
             raise WrongLine(f"combined of {of}", "a value of its shape")
         if rule == "weighted":
-            self._lawful(name, self._unknown, "weighted mean")
+            self._rests(name, "weighted mean")
             return int(line["number"])
         mean = f"the {rule} over all batches"
         self._lawful(name, lambda: self.due(number, self._mean(self.value(value), self.varying, rule), mean))
         return int(number)
-
-    def _unknown(self, lemma: str) -> None:
-        raise WrongLine("", "", lemma)
 
     def _mean(self, value: Array, axes: Iterable[str], rule: str) -> Array:
         share = Fraction(1, prod(self.extents[axis] for axis in axes) if rule == "mean" else 1)
@@ -323,7 +323,7 @@ class FolderCheck(NodeChecker):
         elif rule == "root":
             value = self.on(value, [(axis, 0) for axis in data])
         elif rule != "local":
-            self._lawful(tensor, self._unknown, f"statistics by {rule}")
+            self._rests(tensor, f"statistics by {rule}")
             return
         self.due(new, value, f"the {rule} of the new statistic")
 

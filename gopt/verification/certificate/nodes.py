@@ -144,12 +144,11 @@ class NodeChecker(PointValues):
     def _constant(self, node: Node, numbers: Sequence[int | None], results: Sequence[int]) -> bool:
         """Return whether a node makes a constant, and the result is its value."""
         arrays = [constant for number in numbers if (constant := self.array(number)) is not None]
-        array: np.ndarray | None = None
-        if not node.inputs:
-            array = constant_array(node.attributes)
-        elif node.is_in(SIZES) and numbers[0] is not None:
+        root = next(of for of in (results[0], *self.forms[results[0]].operands) if self.forms[of].op != "view")
+        array = None if node.inputs else constant_array(node.attributes)
+        if node.is_in(SIZES) and numbers[0] is not None:
             array = measured(node, self.shape(numbers[0]))
-        elif arrays and len(arrays) == len(numbers) and len(results) == 1 and self.forms[results[0]].op in CONSTANTS:
+        elif len(arrays) == len(numbers) and len(results) == 1 and arrays and self.forms[root].op in CONSTANTS:
             to = dtype_name(node.attributes["to"]) if "to" in node.attributes else ""
             array = arrays[0].astype(numpy_dtype(to)) if to and node.is_in(CASTS) else as_folded(node, arrays)
         if array is not None:
@@ -162,21 +161,22 @@ class NodeChecker(PointValues):
         kind, flat = array.dtype.kind, array.reshape(-1)
         if shape != array.shape:
             raise WrongLine(f"a constant of shape {shape}", f"shape {array.shape}")
+        if op == "view":
+            return self.constant(operands[0], array.reshape(self.shape(operands[0])))
         empty = not array.size and (array.dtype.name in FLOATS or op == "linear")
         if empty or (array.dtype.name in FLOATS and (flat == flat[0]).all() and np.isfinite(float(flat[0]))):
             exact = self.element(simplest(flat[0]) if array.size else 0)
             return self.due(number, np.full([1] * self.lead + [array.size], exact), "the stored number")
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
-        value: Any = (array.dtype.name, data if len(data) <= 64 else hashlib.sha256(data).digest())
+        data = data if len(data) <= 64 else hashlib.sha256(data).digest()
+        due: tuple[str, Any] = "constant", (array.dtype.name, data)
         if array.size == 1 and kind in "if":
             limits = (-np.inf, np.inf) if kind == "f" else (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
             bound = {limits[0]: "lowest", limits[1]: "highest"}.get(flat[0])
-            op, value = (bound, array.dtype.name) if bound else ("constant", value)
-        elif array.size and (flat == flat[0]).all() and self.forms[number].op == "filled":
-            op, value = "filled", (array.dtype.name, flat[:1].tobytes())
-        else:
-            op = "constant"
-        if operands or self.forms[number][:2] != (op, value):
+            due = (bound, array.dtype.name) if bound else due
+        elif array.size and (flat == flat[0]).all() and op == "filled":
+            due = "filled", (array.dtype.name, flat[:1].tobytes())
+        if operands or self.forms[number][:2] != due:
             raise WrongLine(str(self.forms[number]), f"the stored {array.dtype.name} values")
         if kind in "iub":
             self.arrays[number] = array

@@ -306,7 +306,7 @@ class PointValues(PrimeField):
         value, sizes = values[0], shape or ()
         front = value.shape[:lead]
         if op == "view":
-            return value.reshape(*front, *sizes)
+            return value.reshape((*front, *sizes))
         if op == "flat":
             return joined([picked(value.reshape(*value.shape[:lead], -1), [ends], -1)
                            for value, ends in zip(values, attributes)], -1)  # fmt: skip
@@ -561,16 +561,16 @@ class PointValues(PrimeField):
 
     # --- exponentials ---
 
-    def exponential(self, at: int, cut: Cut = (), use: Any = None) -> Array:
-        """The exponential of a sum is the product of exponentials."""
+    def exponential(self, at: int, cut: Cut = (), use: Any = None, factor: Fraction = Fraction(1)) -> Array:
+        """The exponential of a multiple: of a sum, a product of exponentials; a power where the factor is whole."""
         op, attributes, operands, shape = self.forms[at]
         if self.moves(at):
-            return self._carried(at, [self.exponential(of, cut) for of in operands], self.lead)
-        whole = op == "linear" and operands and all(Fraction(factor).denominator == 1 for factor in attributes)
-        if not whole or (operands[1:] == () and attributes == (1,) and self.shape(operands[0]) == shape):
-            return self.hashed(EXP, self.value(at, cut))
-        rows = [wide(self.exponential(of, cut), self.lead, len(shape or ())) for of in operands]
-        return self.filled(reduce(self.times, map(self.power, rows, map(int, attributes))), shape or ())
+            return self._carried(at, [self.exponential(of, cut, None, factor) for of in operands], self.lead)
+        if op == "linear" and operands:
+            rows = [self.exponential(of, cut, None, factor * Fraction(x)) for of, x in zip(operands, attributes)]
+            return self.filled(reduce(self.times, [wide(r, self.lead, len(shape or ())) for r in rows]), shape or ())
+        times = 1 if factor.denominator == 1 else abs(factor)
+        return self.power(self.hashed(EXP, self.times(self.value(at, cut), self.element(times))), int(factor / times))
 
     def logarithm(self, at: int, cut: Cut = (), use: Any = None) -> Array:
         """The logarithm of a product with exponentials is a sum."""
@@ -601,11 +601,11 @@ class PointValues(PrimeField):
         form, whole = self.forms[at], self.value(at, cut)
         rank, common = whole.ndim - self.lead, np.zeros([1] * whole.ndim, np.uint64)
         pairs = list(zip(form.operands, form.attributes)) if form.op == "linear" else []
-        for of, factor in pairs if all(Fraction(factor).denominator == 1 for _, factor in pairs) else ():
+        for of, factor in pairs:
             row = wide(self.value(of, cut), self.lead, rank)
             if all(row.shape[dim] == 1 for dim in dims):
                 common = self.plus(common, self.times(row, self.element(factor)))
-                value = self.times(value, self.power(wide(self.exponential(of, cut), self.lead, rank), -int(factor)))
+                value = self.times(value, wide(self.exponential(of, cut, None, -Fraction(factor)), self.lead, rank))
         log = self.plus(common, self.hashed(LOG, self.total(value, dims, keep=True)))
         return self.plus(whole, self.times(log, self.element(-1)))
 

@@ -324,7 +324,7 @@ class Boxes(Movements):
             and self.shape(parts[0]) == shape
         ):
             (whole,), selection = self.all[root].operands, cast(Selection, self.all[root].attributes)
-            values = [whole if operand == parts[0] else self._narrow(operand) for operand in operands]
+            values = [whole if operand == parts[0] else self.narrow(operand) for operand in operands]
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
 
@@ -382,7 +382,7 @@ class Boxes(Movements):
             selection = along(cast(int, axis), ((at, at + sizes[cast(int, axis)]),), len(sizes))
             values = [
                 self.view(self.flat(self.apart(self.take(operand, selection))), sizes)
-                if self.ranged(operand) else self._narrow(operand)
+                if self.ranged(operand) else self.narrow(operand)
                 for operand in operands
             ]  # fmt: skip
             results.append(self.elementwise(make, values))
@@ -401,22 +401,12 @@ class Boxes(Movements):
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or (len(shape) == 1 and not self._mixed(operands)):
             return None
-        boxes: list[Box | None] = []
-        chosen: dict[int, tuple[int, Runs]] = {}
-        for operand in operands:
-            box = None
-            for box in self.boxes(operand):
-                sizes = self._sizes(box[0]) or ()
-                pairs = enumerate(zip(sizes, box[1]), len(shape) - len(sizes))
-                parts = {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
-                if all(length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
-                       for dim, part in parts.items()):  # fmt: skip
-                    chosen |= parts
-                    break
-            else:
-                if box is not None:
-                    return None
-            boxes.append(box)
+        single = any(self.elements(operand) == 1 and self.box(operand) is not None for operand in operands)
+        fitting = next(iter(self._of_one_dimension(operands, shape)), None) if single else None
+        fitting = fitting or self._fitting(operands, shape)
+        if fitting is None:
+            return None
+        boxes, chosen = fitting
         if not chosen:
             return None
         boxes = [box or self._same_part(operand, chosen, len(shape)) for operand, box in zip(operands, boxes)]
@@ -433,6 +423,40 @@ class Boxes(Movements):
         if result is None or self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
+
+    def _fitting(
+        self, operands: Sequence[int], shape: Sequence[object], only: frozenset[int] | None = None
+    ) -> tuple[list[Box | None], dict[int, tuple[int, Runs]]] | None:  # fmt: skip
+        """A box of each part, and the common ranges along each dimension; None for other parts. ``only``: the
+        dimensions of the ranges in each box."""
+        boxes: list[Box | None] = []
+        chosen: dict[int, tuple[int, Runs]] = {}
+        for operand in operands:
+            box = None
+            for box in self.boxes(operand):
+                sizes = self._sizes(box[0]) or ()
+                pairs = enumerate(zip(sizes, box[1]), len(shape) - len(sizes))
+                parts = {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
+                if only in (None, parts.keys()) and all(
+                    length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
+                    for dim, part in parts.items()
+                ):
+                    chosen |= parts
+                    break
+            else:
+                if box is not None:
+                    return None
+            boxes.append(box)
+        return boxes, chosen
+
+    def _of_one_dimension(
+        self, operands: Sequence[int], shape: Sequence[object]
+    ) -> Iterator[tuple[list[Box | None], dict[int, tuple[int, Runs]]]]:
+        """Boxes with ranges of a common dimension: a single element of a value is a range of any dimension."""
+        for dim in range(len(shape)):
+            fitting = self._fitting(operands, shape, frozenset({dim}))
+            if fitting is not None:
+                yield fitting
 
     def _same_part(self, number: int, chosen: Mapping[int, tuple[int, Runs]], rank: int) -> Box | None:
         """The whole value behind a part that the source takes too, where other operands are these very ranges."""

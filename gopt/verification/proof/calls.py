@@ -60,7 +60,7 @@ class Members:
         if len(values) == 1:
             return values[0]
         if how in ("sum", "mean"):
-            total = expressions.elementwise(expressions.added, values)
+            total = expressions.sum_of(values)
             return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
         op = EXTREMES[how]
         if expressions.elements(values[0]) == 1:

@@ -51,6 +51,8 @@ class ConstantTable:
         self.roundings: Counter[str] = Counter()
         """Node -> number of rounded values: of widened halves for a half of the source, and of gradients."""
         self._stored: dict[Hashable, tuple[int, Tensor]] = {}
+        self._shapes: dict[tuple[str, bytes], tuple[int, ...]] = {}
+        """Whole numbers or flags -> the shape in which they are a leaf."""
 
     def stored(self, tensor: Tensor) -> int:
         """The expression of a stored value, which is read once."""
@@ -76,16 +78,22 @@ class ConstantTable:
             return number
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         name = array.dtype.name, data if len(data) <= 64 else hashlib.sha256(data).digest()
-        number = self.expressions.leaf("constant", name, array.shape)
-        self.values.setdefault(self.expressions.all[number], array)
+        number = self._leaf(name, array)
         if array.size <= SMALL and array.dtype.kind in "iub":
             self.arrays[number] = array
         return number
 
+    def _leaf(self, name: tuple[str, bytes], array: np.ndarray) -> int:
+        """The expression of stored values; of whole numbers and flags seen in another shape, a view."""
+        shape = self._shapes.setdefault(name, array.shape) if array.dtype.kind in "iub" else array.shape
+        number = self.expressions.leaf("constant", name, shape)
+        self.values.setdefault(self.expressions.all[number], array.reshape(shape))
+        return self.expressions.view(number, array.shape)
+
     def is_constant(self, number: int) -> bool:
         """Return whether an expression is a stored value or a single number."""
         constant = self.expressions.uniform(number) is not None or number in self.arrays
-        return constant or self.expressions.all[number] in self.values
+        return constant or self.expressions.all[self.expressions.root(number)] in self.values
 
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
@@ -129,7 +137,7 @@ class ConstantTable:
 
     def single(self, number: int) -> Any:
         """The value of all elements of a constant; None for several, or for any other expression."""
-        op, attributes, _, _ = expression = self.expressions.all[number]
+        op, attributes, _, _ = expression = self.expressions.all[self.expressions.root(number)]
         value = self.values.get(expression, self.array(number))
         if op == "filled":
             name, data = cast(tuple[str, bytes], attributes)

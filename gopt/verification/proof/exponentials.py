@@ -33,12 +33,20 @@ class Expressions(PartialSums):
     def _exp(self, values: Sequence[int]) -> int:
         (number,) = values
         terms, shape = list(self.terms(number)), self.shape(number)
-        if not terms or not all(isinstance(factor, int) or factor.denominator == 1 for _, factor in terms):
+        if not terms or (len(terms) == 1 and self.shape(terms[0][0]) == shape and self._is_base(terms[0][1])):
             return self._number(EXP, (), (number,), shape)
-        if len(terms) == 1 and terms[0][1] == 1 and self.shape(terms[0][0]) == shape:
-            return self._number(EXP, (), (number,), shape)
-        factors = [self.exp(atom) for atom, _ in terms]
-        return self.linear({self.product(factors, [int(factor) for _, factor in terms]): 1}, shape)
+        factors: dict[int, int] = {}
+        for atom, factor in terms:
+            whole = factor.denominator == 1
+            base = self.exp(atom if whole else self.scaled(atom, max(factor, -factor)))
+            power = int(factor) if whole else 1 if factor > 0 else -1
+            factors[base] = factors.get(base, 0) + power
+        return self.linear({self.product([*factors], [*factors.values()]): 1}, shape)
+
+    @staticmethod
+    def _is_base(factor: Coefficient) -> bool:
+        """Return whether the exponential of a multiple is no power of another exponential."""
+        return factor == 1 or (factor > 0 and factor.denominator != 1)
 
     def log(self, number: int) -> int:
         """The logarithm of a product with exponentials: a sum."""
@@ -78,10 +86,10 @@ class Expressions(PartialSums):
 
     def _inside_sum(self, number: int) -> set[int]:
         """The factors under a sum along dimensions; empty for any other value."""
-        op, _, operands, _ = self.all[number]
+        op, attributes, operands, _ = self.all[number]
         if op in (VIEW, TAKE, PARTED):
             return self._inside_sum(operands[0])
-        if op not in (SUM, TOTAL):
+        if op not in (SUM, TOTAL) or (op == TOTAL and attributes):
             return set()
         return self._factors_behind(operands[0])
 
@@ -97,6 +105,8 @@ class Expressions(PartialSums):
         op, attributes, operands, _ = self.all[number]
         if op == LARGEST_OF_ROW:
             return next(iter(self._raw(operands[0])), operands[0])
+        if op == LARGEST and attributes == ((),):
+            return operands[0]
         if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
             rows = {self._largest_of(operand) for operand in operands}
             return rows.pop() if len(rows) == 1 else None

@@ -214,6 +214,7 @@ class Elements:
         self._counts: list[int | None] = []
         """The number of elements of an expression."""
         self._ranged: list[bool] = []
+        """Whether an expression has several elements that may differ, or is an element of a flat value."""
         self._direct: list[bool] = []
         """Whether an expression is no other view, part or row of expressions."""
         self._traits: list[int] = []
@@ -259,8 +260,8 @@ class Elements:
             count = elements(shape)
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
-            plain = number == ONE or (op == LINEAR and operands in ((), (ONE,)))
-            self._ranged.append((count != 1 or inner == FLAT) and not plain)
+            single = op == LINEAR and count != 1 and self._are_single(operands)
+            self._ranged.append((count != 1 or inner == FLAT) and not (number == ONE or single))
             self._direct.append(op not in _PLACED)
             some = (op == TOTAL and attributes) or (op == FLAT and count == 1)
             traits = _SOME_ELEMENTS if some else _TRAITS.get(op, 0)
@@ -268,6 +269,11 @@ class Elements:
                 traits = reduce(or_, map(self._traits.__getitem__, of), traits)
             self._traits.append(traits)
         return number
+
+    def _are_single(self, numbers: Sequence[int]) -> bool:
+        """Return whether some values have a single element each."""
+        counts = self._counts
+        return not numbers or (counts[numbers[0]] == 1 and all(counts[number] == 1 for number in numbers))
 
     def repeated(self, like: int, operands: tuple[int, ...]) -> int:
         """An expression as another one, of operands with the facts of the other's: equal axes, and of one kind."""
@@ -336,7 +342,23 @@ class Elements:
         expression = self.all[number]
         if expression.op == LINEAR:
             return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
-        return iter(((number, 1),))
+        return iter(self._viewed_terms(number) if expression.op == VIEW else ((number, 1),))
+
+    def _viewed_terms(self, number: int) -> Sequence[tuple[int, Coefficient]]:
+        """The terms of a view: the views of the terms of a sum, where all terms have the size of the sum."""
+        (root,), count, shape = self.all[number].operands, self._counts[number], self.shape(number)
+        counts = {self._counts[atom] for atom in self.all[root].operands}
+        if self.all[root].op != LINEAR or count is None or not counts <= {1, count}:
+            return ((number, 1),)
+        return [*self._views(self.terms(root), shape).items()]
+
+    def _views(self, terms: Iterable[tuple[int, Coefficient]], shape: Shape) -> dict[int, Coefficient]:
+        """Terms in another shape; single elements without a shape."""
+        result: dict[int, Coefficient] = {}
+        for atom, factor in terms:
+            number = self.view(atom, shape if self._counts[atom] != 1 else ()) if atom != ONE else ONE
+            result[number] = result.get(number, 0) + factor
+        return result
 
     def joinable(self, numbers: Iterable[int]) -> bool:
         """Return whether laws of sums may join terms of some expressions."""
@@ -373,11 +395,13 @@ class Elements:
         if vanished:
             rest = [atom for atom in atoms if total[atom]]
             atoms = [atom for atom in atoms if total[atom] or not (self.finite[atom] or self._covered(atom, rest))]
-        if len(atoms) == 1 and total[atoms[0]] == 1:
-            if self.shape(atoms[0]) == shape:
-                return atoms[0]
-            if joined & _SOME_ELEMENTS and elements(shape) == 1:
-                return self.view(atoms[0], shape)
+        if len(atoms) == 1 and total[atoms[0]] == 1 and self.shape(atoms[0]) == shape:
+            return atoms[0]
+        if atoms and self._are_single(atoms):
+            if any(self.all[atom].shape for atom in atoms):
+                return self.linear(self._views(total.items(), ()), shape)
+            if shape and elements(shape) == 1 and atoms != [ONE]:
+                return self.view(self.linear(total, ()), shape)
         factors = tuple([_once(total[atom]) for atom in atoms])
         number = self._number(LINEAR, factors, tuple(atoms), shape)
         self._traits[number] |= _VANISHED if vanished else 0
@@ -446,6 +470,13 @@ class Elements:
                 terms[operand] = terms.get(operand, 0) + sign
             result = self._results[key] = self.linear(terms, broadcast(map(self.shape, operands)))
         return result
+
+    def sum_of(self, numbers: Sequence[int]) -> int:
+        """The sum of values of a common shape; single elements are added as numbers."""
+        shape = self.shape(numbers[0])
+        if elements(shape) == 1:
+            return self.view(self.added([self.view(number, ()) for number in numbers]), shape)
+        return self.elementwise(self.added, numbers)
 
     # --- products ---
 
@@ -554,6 +585,10 @@ class Elements:
 
     def _scaled(self, number: int) -> tuple[Coefficient, int]:
         expression = self.all[number]
+        if expression.op == VIEW:
+            factor, atom = self._scale(expression.operands[0])
+            whole = self._counts[atom] == self._counts[number] is not None
+            return (factor, self.view(atom, expression.shape)) if whole else (1, number)
         if expression.op != LINEAR:
             return 1, number
         if not expression.operands:
@@ -597,6 +632,8 @@ class Elements:
             return number
         if expression.op == VIEW:
             return self.view(expression.operands[0], shape)
+        if not self._ranged[number] and self._counts[number] != 1:
+            return self.linear(dict(self.terms(number)), shape)
         value = self.uniform(number)
         if value is not None:
             return self.linear({ONE: value}, shape)
@@ -648,12 +685,12 @@ class Elements:
         for number, start, stop in pieces:
             if start == stop:
                 continue
-            value = None if self._ranged[number] else self.uniform(number)
-            if value is not None:
-                length = stop - start
-                if joined and self.uniform(joined[-1][0]) == value:
+            if not self._ranged[number]:
+                value, length = self.narrow(number), stop - start
+                if joined and not self._ranged[joined[-1][0]] and self.narrow(joined[-1][0]) == value:
                     length += joined.pop()[2]
-                joined.append((self.constant(value, (length,)), 0, length))
+                plain = length == 1 and self.uniform(value) is None
+                joined.append((self.root(value) if plain else self.linear({value: 1}, (length,)), 0, length))
             elif not self._direct[number] and self.all[number].op in (FLAT, VIEW):
                 joined.extend(self.cut(number, start, stop))
             elif joined and joined[-1][0] == number and joined[-1][2] == start:
@@ -703,15 +740,15 @@ class Elements:
         shape = broadcast(self.shape(operand) for operand in operands)
         count = elements(shape)
         if not large and count == 1:
-            return self.view(make([self._narrow(operand) for operand in operands]), shape)
+            return self.view(make([self.narrow(operand) for operand in operands]), shape)
         if not large or count is None or any(self.shape(operand) != shape for operand in large):
             if broadcast(self.shape(operand) for operand in large) == shape:
-                operands = [operand if operand in large else self._narrow(operand) for operand in operands]
+                operands = [operand if operand in large else self.narrow(operand) for operand in operands]
             return make(operands)
         if any(self.all[operand].op == FLAT for operand in large):
             return self._by_ranges(make, operands, count)
         within = self._common(large, count)
-        inner = [self.view(operand, within) if operand in large else self._narrow(operand) for operand in operands]
+        inner = [self.view(operand, within) if operand in large else self.narrow(operand) for operand in operands]
         return make(inner) if within == shape else self.view(self.elementwise(make, inner), shape)
 
     def _aligned(self, operands: Iterable[int]) -> bool:
@@ -748,8 +785,10 @@ class Elements:
             shapes = {tuple(size for size in shape or () if size != 1) for shape in shapes}
         return shapes.pop() if len(shapes) == 1 else (count,)
 
-    def _narrow(self, number: int) -> int:
-        """A scalar for a value with a single element."""
+    def narrow(self, number: int) -> int:
+        """A scalar for a value with a single element, or with an equal number in all elements."""
+        if self._counts[number] != 1:
+            return self.linear(self._views(self.terms(number), ()), ())
         value = self.uniform(number)
         return self.view(number, ()) if value is None else self.constant(value)
 
@@ -768,7 +807,7 @@ class Elements:
                 cuts.add(position)
         bounds = sorted(cuts)
         columns = [None if row is None else self._segments(row, bounds) for row in rows]
-        narrow = [self._narrow(operand) if row is None else operand for row, operand in zip(rows, operands)]
+        narrow = [self.narrow(operand) if row is None else operand for row, operand in zip(rows, operands)]
         result: list[Piece] = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
@@ -777,7 +816,7 @@ class Elements:
                 values = [operand if part is None else part[0] for part, operand in zip(parts, narrow)]
                 result.append((self.elementwise(make, values), *alike))
                 continue
-            ranged = [part for part in parts if part is not None and self.uniform(part[0]) is None]
+            ranged = [part for part in parts if part is not None and not self._single(part[0])]
             counts = {self.elements(root) or 0 for root, _, _ in ranged}
             aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
             before = min((start for _, start, _ in ranged), default=0)
@@ -790,14 +829,18 @@ class Elements:
                 start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
             values = []
             for part, operand in zip(parts, narrow):
-                if part is None or (ranged and self.uniform(part[0]) is not None):
-                    values.append(operand if part is None else self._narrow(part[0]))
+                if part is None or (ranged and self._single(part[0])):
+                    values.append(operand if part is None else self.narrow(part[0]))
                 elif aligned:
                     values.append(self.view(part[0], shape))
                 else:
                     values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
             result.append((self.elementwise(make, values) if aligned else make(values), start, start + high - low))
         return self.flat(result)
+
+    def _single(self, number: int) -> bool:
+        """Return whether all elements of a value have an equal number, a known number in a single element."""
+        return not self._ranged[number] and (self._counts[number] != 1 or self.uniform(number) is not None)
 
     def _alike_parts(self, parts: Sequence[Piece | None]) -> tuple[int, int] | None:
         """The range of all parts, of values of one shape with several elements; None for other parts."""
@@ -831,34 +874,58 @@ class Elements:
     def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}
         for piece in pieces:
-            for atom, factor in self._total_terms(*piece):
+            single = self._element(*piece[:2]) if piece[2] - piece[1] == 1 else None
+            for atom, factor in self._total_terms(*piece) if single is None else ((single, 1),):
                 terms[atom] = terms.get(atom, 0) + factor
         return self.linear(terms, ())
 
+    def _element(self, root: int, at: int) -> int:
+        """An element of a value."""
+        return self.view(self.flat([(root, at, at + 1)]), ())
+
     def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
-        count, whole = stop - start, self.shape(root)
-        if self.elements(root) == 1:
+        count, size = stop - start, self.elements(root)
+        if size == 1:
             yield self.view(root, ()), count
             return
-        parts = [*self.terms(root)]
-        if any(atom != ONE and self.shape(atom) != whole for atom, _ in parts):
-            parts = [(root, 1)]
-        ranges = () if (start, stop) == (0, self.elements(root)) else ((start, stop),)
-        for atom, factor in parts:
-            if atom == ONE:
-                yield ONE, factor * count
+        ranges = () if (start, stop) == (0, size) else ((start, stop),)
+        for atom, factor in self.summands(root):
+            if self.elements(atom) == 1:
+                yield self.view(atom, ()), factor * count
             else:
-                yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
+                yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
+
+    def whole_total(self, atom: int) -> int:
+        """The sum of all elements of a term: exponentials of a single element stand in front of the sum."""
+        pairs = [*self.factors(self.root(atom))]
+        front = [pair for pair in pairs if self.elements(pair[0]) == 1 and self.is_exponential(pair[0])]
+        if not front:
+            return self._number(TOTAL, (), (self.root(atom),), ())
+        inner = self.product(*zip(*(pair for pair in pairs if pair not in front)))
+        return self.product([self.total(inner), *(factor for factor, _ in front)], [1, *(power for _, power in front)])
+
+    def summands(self, root: int) -> Sequence[tuple[int, Coefficient]]:
+        """The terms of a value to be summed: values of a single element, and of as many elements as the value."""
+        parts, size = [*self.terms(root)], self.elements(root)
+        fit = size is not None and all(self.elements(atom) in (1, size) for atom, _ in parts)
+        return parts if fit or all(self.shape(atom) in ((), self.shape(root)) for atom, _ in parts) else [(root, 1)]
 
     def _single_elements(self, terms: Mapping[int, Coefficient]) -> Mapping[int, Coefficient]:
         """Terms in which several elements of an expression are sums over ranges of the expression."""
         rows: dict[int, list[Piece]] = {}
+        summed: Counter[int] = Counter()
+        """Value -> the sums over ranges, and single elements."""
         for atom in terms:
             if self.elements(atom) == 1 and self.all[self.root(atom)].op == FLAT:
                 rows.setdefault(self.pieces(atom)[0][0], []).append((atom, *self.pieces(atom)[0][1:]))
+            elif self.all[atom].op == TOTAL:
+                summed.update(self.all[atom].operands)
         result = dict(terms)
+        parts = {root: [self.root(atom) for atom, _ in self.summands(root)] for root in rows}
         for root, row in rows.items():
-            for atom, start, stop in row if len(row) > 1 else ():
+            summed.update(parts[root] * len(row))
+        for root, row in rows.items():
+            for atom, start, stop in row if any(summed[part] > 1 for part in parts[root]) else ():
                 factor = result.pop(atom)
                 for part, change in self._total_terms(root, start, stop):
                     result[part] = result.get(part, 0) + factor * change
@@ -892,6 +959,11 @@ class Elements:
                     continue
                 for whole, change in self._total_terms(root, *parts[0]):
                     result[whole] = result.get(whole, 0) + factor * change
+        for atom in [atom for atom in result if self.all[atom].op == TOTAL]:
+            spans, (root,) = self.all[atom].attributes, self.all[atom].operands
+            if len(spans) == 1 and spans[0][1] - spans[0][0] == 1:  # type: ignore[arg-type,index]
+                single = self._element(root, spans[0][0])  # type: ignore[index]
+                result[single] = result.pop(atom) + result.get(single, 0)
         return result
 
     def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
@@ -911,6 +983,8 @@ class Elements:
                     rows = _joined_along(label, rows)
             for parts, factor in rows.items():
                 inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
+                if not parts and self.all[number].op == TOTAL:
+                    inner = self.whole_total(self.all[number].operands[0])
                 atom = self.view(inner, shape)
                 result[atom] = result.get(atom, 0) + factor
         return result

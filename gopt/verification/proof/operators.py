@@ -152,6 +152,12 @@ class NodeReader:
                 fallback = fallback or (results if chosen is boxes else None)
         return fallback
 
+    def part_in_source(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
+        """The result for parts as a part of an expression of the source; None for any other result."""
+        results = self._of_parts(node, operands, [shape])
+        known = results is not None and self.core(results[0]) < self.expressions.of_ranks
+        return results[0] if results is not None and known else None
+
     def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
         """The boxes of operands, and boxes in which one is of a whole value of another shape."""
         yield boxes
@@ -307,12 +313,10 @@ class NodeReader:
                 self.table.origins.setdefault(number, (self.graph, node, 0))
                 return number
 
-            number = expressions.elementwise(make, present)
-            numbers = [value for operand in present if (value := expressions.uniform(operand)) is not None]
-            if len(numbers) == len(present) > 0 and self.floating(node) and elements(expressions.shape(number)):
-                single = make([expressions.constant(value) for value in numbers])
-                number = expressions.linear({single: 1}, expressions.shape(number))
-            return [number]
+            shape = broadcast(expressions.shape(operand) for operand in present)
+            if present and self.floating(node) and elements(shape) and not any(map(expressions.ranged, present)):
+                return [expressions.linear({make(list(map(expressions.narrow, present))): 1}, shape)]
+            return [expressions.elementwise(make, present)]
         results = []
         for index, shape in enumerate(shapes):
             results.append(expressions.apply(op, (key, index), present, shape))

@@ -6,7 +6,6 @@ whole operands with the terms at some positions alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import TypeAlias, cast
 
 from gopt.verification.proof.boxes import Box, Boxes
@@ -14,7 +13,6 @@ from gopt.verification.proof.expressions import (
     EXTREME_PART,
     FLAT,
     LINEAR,
-    ONE,
     PARTED,
     PRODUCT,
     SOME_TERMS,
@@ -257,20 +255,19 @@ class PartialSums(Boxes):
         if op != TAKE or (start, stop) != (0, elements(shape)):
             yield from super()._total_terms(root, start, stop)
             return
-        sizes = self._sizes(operands[0]) or ()
-        count = elements(sizes) or 1
-        terms = list(super()._total_terms(operands[0], 0, count))
-        if any(self.shape(inner) != sizes for atom, _ in terms for inner in self.all[atom].operands):
+        sizes, summands = self._sizes(operands[0]) or (), self.summands(operands[0])
+        inner = [self.shape(self.root(atom)) or () for atom, _ in summands if self.elements(atom) != 1]
+        if any(shape != sizes[len(sizes) - len(shape) :] for shape in inner):
             yield from super()._total_terms(root, start, stop)  # positions would be counted in another shape
             return
-        for atom, factor in terms:
-            if atom == ONE:
-                yield ONE, factor * Fraction(stop, count)
+        for atom, factor in summands:
+            if self.elements(atom) == 1:
+                yield self.view(atom, ()), factor * stop
                 continue
-            number = atom
+            number = core = self._number(TOTAL, (), (self.root(atom),), ())
             for dim, runs in enumerate(cast(Selection, selection)):
                 if runs is not None:
-                    number = self.parted(number, atom, (dim - len(sizes),), sizes[dim], runs)
+                    number = self.parted(number, core, (dim - len(sizes),), sizes[dim], runs)
             yield number, factor
 
     def summed(self, number: int, axes: Collection[int]) -> int:

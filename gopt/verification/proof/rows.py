@@ -212,7 +212,7 @@ class RowReader(NodeReader):
         if chosen.op != ONE_HOT or chosen.attributes != ((), 0):
             return None
         numbers, count, values = chosen.operands
-        ends, depth = self.table.values.get(expressions.all[values]), self.table.array(count)
+        ends, depth = self.table.values.get(expressions.all[expressions.root(values)]), self.table.array(count)
         if ends is None or ends.tolist() != [0, 1] or depth is None or not self.laws.in_lookups(numbers, int(depth)):
             return None
         return self.laws.added((int(depth), int(size[1] or 0)), numbers, rows)

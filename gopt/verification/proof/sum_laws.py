@@ -28,7 +28,9 @@ RUNNING = "CumSum"
 def reduced(
     reader: NodeReader, node: Node, record: Operator, operands: Sequence[int], arrays: Arrays, after: Shape
 ) -> int | None:
-    """A reduction over all elements, or a sum over some dimensions."""
+    """A reduction over all elements, or a sum over some dimensions.
+
+    A single extreme may be an element of the extremes along a dimension in the source."""
     expressions, number, before = reader.expressions, operands[0], reader.expressions.shape(operands[0])
     count, extreme = expressions.elements(number), EXTREMES.get(record.pieces or "")
     if len(arrays) > 1 and arrays[1] is None:
@@ -39,7 +41,8 @@ def reduced(
     if axes is None:
         return None
     if extreme:
-        return expressions.extreme(extreme, [number], after) if elements(after) == 1 else None
+        part = reader.part_in_source(node, operands, after) if elements(after) == 1 else None
+        return expressions.extreme(extreme, [number], after) if part is None and elements(after) == 1 else part
     if node.is_in(NORM_REDUCTIONS):
         if record.slope(0) is Slope.BENT:
             number = applied(expressions, "Abs", (), [number])

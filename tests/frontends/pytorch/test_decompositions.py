@@ -167,3 +167,29 @@ def test_a_dimension_is_put_into_complex_numbers(dim, tmp_path):
 
     found = export(factory, tmp_path / "step.onnx").checked
     assert found.losses == pytest.approx(found.eager_losses, rel=1e-5)
+
+
+class Repeated(nn.Module):
+    """A rotation of several heads by complex numbers: one of both is repeated for all heads."""
+
+    def __init__(self, angles_alone):
+        super().__init__()
+        self.net, self.angles_alone = nn.Linear(6, 8), angles_alone
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.net(x).unflatten(-1, (1, 4, 2)))
+        angles = torch.polar(torch.ones_like(x[:, :4]), x[:, :4]).unsqueeze(1).expand(-1, 3, 4)
+        if not self.angles_alone:
+            pairs = pairs.expand(x.shape[0], 3, -1)
+        return torch.view_as_real(pairs * angles).flatten(1)
+
+
+@pytest.mark.parametrize("angles_alone", [True, False])
+def test_complex_numbers_are_repeated(angles_alone, tmp_path):
+    def factory():
+        torch.manual_seed(0)
+        net, loss = Repeated(angles_alone), lambda y, target: ((y - target) ** 2).mean()
+        return net, loss, torch.optim.SGD(net.parameters(), 0.1), (torch.randn(3, 6), torch.randn(3, 24))
+
+    found = export(factory, tmp_path / "step.onnx").checked
+    assert found.losses == pytest.approx(found.eager_losses, rel=1e-5)

@@ -216,6 +216,14 @@ class Drawn:
             op, how = self.random.choice([(LARGEST, np.max), (SMALLEST, np.min)])
             self.add(self.expressions.extreme(op, [number]), [np.asarray(how(value)) for value in values])
 
+    def spread(self) -> None:
+        """A value of one element in all elements of a larger shape."""
+        number, values = self.random.choice(self.pool)
+        if values[0].size != 1 or self.expressions.ranged(number):
+            return
+        shape = self.random.choice([(3,), (4,), (2, 3), (2, 6)])
+        self.add(self.expressions.linear({number: 1}, shape), [np.full(shape, value.item()) for value in values])
+
     def over_members(self) -> None:
         number, values = self.random.choice(self.pool)
         axes = [axis for axis in EXTENTS if self.random.random() < 0.6]
@@ -245,7 +253,7 @@ def parted(expressions: Expressions, whole: int, core: int, parts: tuple[tuple[o
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
     "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
-    "logarithm", "seal", "pad",
+    "logarithm", "seal", "pad", "spread",
 ]  # fmt: skip
 
 

@@ -351,7 +351,7 @@ def test_an_operator_in_half_precision_that_ranks_write_out_in_single_is_proven(
     ("plant", "node"),
     [
         ("a mean is a sum, on all ranks", "gopt.shard.b0.scattered"),
-        ("the norm is of the own share", "gopt.shard"),
+        ("the norm is of the own share", "reciprocal"),
     ],
 )
 def test_the_node_of_a_planted_error_is_named(plant, node, clean, tmp_path):
