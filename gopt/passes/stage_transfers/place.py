@@ -129,6 +129,10 @@ class StagePlacement:
         self._put(node, stage, read)
 
     @cached_property
+    def _readers(self) -> dict[str, list[Node]]:
+        return self.graph.users()
+
+    @cached_property
     def _sum_of(self) -> dict[str, str]:
         """A sum over micro-steps as the update leaves it -> the sum."""
         return {accumulator.output: accumulator.input for accumulator in self.program.accumulators}
@@ -148,7 +152,9 @@ class StagePlacement:
             return max(homes)
         common = set.intersection(*map(self._stages_with, read))
         stage, due = max(common, default=min(homes)), self._gradients.get(node.outputs[0])
-        return due if due is not None and due < stage else stage
+        if due is None or due >= stage or (self._viewed(node.outputs[0]) and len(self._readers[node.outputs[0]]) > 1):
+            return stage  # the sum reads a view there, as the rest of the backward does
+        return due
 
     def _put(self, node: Node, stage: int, read: Sequence[str]) -> None:
         """Run a node on a stage alone, on operands sent there."""
