@@ -505,6 +505,17 @@ class Elements:
                 return self.linear({number: scale}, broadcast(map(self.shape, operands)))
         return None
 
+    def _times_zero(self, operands: Sequence[int], exponents: Sequence[int], shape: Shape) -> int:
+        """A product that is zero where all operands are numbers; of single numbers, whatever the shape."""
+        values = [self.uniform(operand) for operand in operands]
+        single = [
+            self.constant(value, ()) if value is not None else self.view(operand, ())
+            for operand, value in zip(operands, values) if value is not None or self.elements(operand) == 1
+        ]  # fmt: skip
+        if len(single) < len(operands) or elements(shape) is None:
+            return self._number("times zero", tuple(exponents), tuple(operands), shape)
+        return self.linear({self._number("times zero", tuple(exponents), tuple(single), ()): 1}, shape)
+
     def _powers(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         factors: dict[int, int] = {}
         coefficient: Coefficient = 1
@@ -514,7 +525,7 @@ class Elements:
         for operand, exponent in zip(operands, exponents):
             scale, atom = self._scale(operand)
             if not scale and (exponent < 0 or not numbers):
-                return self._number("times zero", tuple(exponents), tuple(operands), shape)
+                return self._times_zero(operands, exponents, shape)
             if scale != 1:
                 coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
             for factor, power in self.factors(atom) if atom != ONE else ():
@@ -525,7 +536,7 @@ class Elements:
         gone = [factor for factor, power in factors.items() if not power and self.is_exponential(factor)]
         gone = [self.all[self.root(factor)].operands[0] for factor in gone if not self.finite[factor]]
         if not all(self._covered(exponent, factors) for exponent in gone):
-            return self._number("times zero", tuple(exponents), tuple(operands), shape)
+            return self._times_zero(operands, exponents, shape)
         powers = sorted((factor, power) for factor, power in factors.items() if power)
         if not coefficient or not powers:
             return self.constant(coefficient, shape)
