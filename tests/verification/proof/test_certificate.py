@@ -20,7 +20,8 @@ CHECKED = [name for name in NAMES if not name.endswith("i28730_step_4g")]
 """All but a step of 4 GiB: the check computes every element."""
 SPLIT_LEMMAS = LEMMAS | {
     "Gather", "Log", "Less", "Conv", "MaxPool", "places of maxima", "ScatterElements", "empty sum", "open shape", *(
-        f"parts of {op}" for op in ("Gather", "ScatterND", "ScatterElements", "Conv", "ConvTranspose", "in a row", "GatherElements")
+        f"parts of {op}" for op in ("Gather", "ScatterND", "ScatterElements", "Conv", "ConvTranspose", "in a row",
+                                    "GatherElements")
     ),
 }  # fmt: skip
 """Laws besides, where the computation is split: lookups in parts of a table, places of images, softmax over parts."""
