@@ -152,9 +152,8 @@ class StagePlacement:
             return max(homes)
         common = set.intersection(*map(self._stages_with, read))
         stage, due = max(common, default=min(homes)), self._gradients.get(node.outputs[0])
-        if due is None or due >= stage or (self._viewed(node.outputs[0]) and len(self._readers[node.outputs[0]]) > 1):
-            return stage  # the sum reads a view there, as the rest of the backward does
-        return due
+        read_on = self._viewed(node.outputs[0]) and len(self._readers.get(node.outputs[0], ())) > 1
+        return due if due is not None and due < stage and not read_on else stage  # a view has its name at the sum
 
     def _put(self, node: Node, stage: int, read: Sequence[str]) -> None:
         """Run a node on a stage alone, on operands sent there."""
