@@ -40,6 +40,7 @@ CONSTANTS = ("constant", "filled", "linear", "one", "lowest", "highest")
 LAWS = MOVES - GATHERS | COPIES | SIZES | PARTS | PRODUCTS | JOINED.keys() | FUNCTIONS.keys()
 """Operators with a law, beside constants, sums, products and reductions."""
 MEANS = ("sum", "mean", "l2")
+JOINS = {"ConvTranspose": "ConvTranspose"}  # rows of zeros between the rows of a stride
 
 
 def rule_of(node: Node) -> str:
@@ -47,9 +48,8 @@ def rule_of(node: Node) -> str:
     record = record_of(node)
     if node.domain == COMM:
         return "call"
-    lawful = record.name in LAWS or not node.inputs or record.shape == 0
-    lawful = lawful or bool(record.signs or record.exponents or record.pieces in MEANS)
-    return "law" if lawful else LEMMA + node.op_type
+    lawful = record.name in LAWS or not node.inputs or record.shape == 0 or record.signs or record.exponents
+    return "law" if lawful or record.pieces in MEANS else LEMMA + node.op_type
 
 
 @dataclass
@@ -189,8 +189,9 @@ class NodeChecker(PointValues):
         """Raise WrongLine unless a result of a node is an expression."""
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
         for of in (number, *present):
-            bounded = "places of maxima" if self.forms[of].op == "digits" else ""
-            lemma = lemma or ("counts that are not negative" if self.counted[of] else bounded)
+            op = self.forms[self.forms[of].operands[0] if self.forms[of].op == "take" else of].op
+            named = "places of maxima" if op == "digits" else JOINS.get(op, "") if record_of(node).joins else ""
+            lemma = lemma or ("counts that are not negative" if self.counted[of] else named)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
         lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
@@ -254,9 +255,8 @@ class NodeChecker(PointValues):
         """A value in another type."""
         if to in (source, widened) or to in WIDER.get(source, ()):
             return value
-        if source in FLOATS and to in FLOATS:
-            return self.rounded(value, to)
-        return self.hashed(("cast", source, to), value)
+        floats = source in FLOATS and to in FLOATS
+        return self.rounded(value, to) if floats else self.hashed(("cast", source, to), value)
 
     # --- calls ---
 
