@@ -24,6 +24,16 @@ FOUND = [
             {"tensor-parallel": {"regather": True}, "recompute": {"policy": "full"}}),
     # Types of results that only the outputs of a file declare were those of the first rank's file.
     Setting("families/t5_adamw", "pp=2,tp=2", 2, 2, None, {"tensor-parallel": {"sequence": True}}),
+    # The update of a state ran on another stage of the member, and nothing had the new value.
+    Setting("stream 19909", "pp=3", 0, 4, "zb-v", {}),
+    # A gradient that the rest of the backward reads was a view under another name.
+    Setting("stream 19909", "pp=3,dp=2", 0, 4, "zb-v", {}),
+    # A term is transposed on another stage.
+    Setting("stream 12783", "pp=2,dp=2", 0, 6, "interleaved:3", {}),
+    # The loss of parts of tokens, reduced with other values, goes on to all stages.
+    Setting("stream 79200", "sp=2,pp=3", 0, 3, "gpipe", {}),
+    # A row of zeros that a clip scales is cut on shards.
+    Setting("stream 63110", "shard=2", 3, 1, None, {}),
     # A mask in another shape was another constant.
     Setting("gpt_adamw", "sp=2,cp=2", 2, 1, None, {}),
     # The update ran on a stage with the gradient and a copy of the parameter.

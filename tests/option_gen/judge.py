@@ -8,31 +8,27 @@ from pathlib import Path
 from draws import Verdict
 
 import gopt
-from gopt.errors import GoptError, UnsupportedError
+from gopt.errors import OptionError, UnsupportedError
 from gopt.verification.proof.result import ProofVerdict
 from option_gen.make import Setting
 
 STEPS = 2
-REFUSED = (2, 4)
-"""Exit codes of options without meaning and of steps that gopt does not handle."""
 
 
 def judge(setting: Setting, folder: Path) -> Verdict:
     """``right``; ``refused``; ``unproven``, where the proof does not close; ``unconfirmed``, where a gradient does not
     follow the batch; ``WRONG`` and ``CRASH`` are faults."""
     try:
-        gopt.shard(setting.file(folder), setting.mesh, **setting.options).write(folder / "ranks")
-    except GoptError as error:
-        return Verdict("refused" if error.exit_code in REFUSED else "CRASH", str(error))
+        return _judged(setting, folder)
     except Exception:
         return Verdict("CRASH", traceback.format_exc(limit=-3))
+
+
+def _judged(setting: Setting, folder: Path) -> Verdict:
     try:
-        return _held(folder)
-    except Exception:
-        return Verdict("CRASH", traceback.format_exc(limit=-3))
-
-
-def _held(folder: Path) -> Verdict:
+        gopt.shard(setting.file(folder), setting.mesh, **setting.options).write(folder / "ranks")
+    except (OptionError, UnsupportedError) as error:
+        return Verdict("refused", str(error))
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
     if not found.equal:
         unseen = "is not confirmed" in found.reason()

@@ -127,6 +127,9 @@ def _used(drawn: dict[str, object], stage: int) -> dict[str, object]:
     unused = () if stage else ("partition", "owners", "rule", "min-piece", "style")
     late = () if stage == 3 else ("reshard-after-forward", "persist")
     kept = {name: value for name, value in drawn.items() if name not in (*unused, *late)}
-    whole = {"partition": "whole"} if "style" in kept else {}
-    rows = {"partition": "rows"} if "rule" in kept or "min-piece" in kept else {}
-    return kept | rows | whole if not (rows and whole) else kept | rows | {"style": "gather"}
+    if "rule" in kept or "min-piece" in kept:
+        kept.pop("style", None)
+        kept["partition"] = "rows"
+    if "style" in kept:
+        kept["partition"] = "whole"
+    return kept
