@@ -104,9 +104,9 @@ class StagePlacement:
                 nodes.append(node)
         if not nodes:
             return {}
-        result, readers = {}, self.graph.users()
+        result = {}
         for node in reversed(nodes):
-            behind = [stages[out] for name in node.outputs for reader in readers.get(name, ())
+            behind = [stages[out] for name in node.outputs for reader in self._readers.get(name, ())
                       for out in reader.outputs if out in stages]  # fmt: skip
             result[id(node)] = min(behind, default=0)
             stages.update(dict.fromkeys(node.outputs, result[id(node)]))
@@ -143,7 +143,7 @@ class StagePlacement:
             nbytes: Counter[int] = Counter()
             for name in read:
                 for stage in (self.home[name],) if name in self._states else self.names[name]:
-                    nbytes[stage] += self._nbytes(name)  # a copy of a state is no reason
+                    nbytes[stage] += self._nbytes(name)  # a stage with a copy of a state is not preferred
             states = {self.home[name] for name in read if name in self._states}
             states |= {due for name in node.outputs if (due := self._due.get(name)) is not None}
             return max(nbytes, key=lambda stage: (nbytes[stage], stage in states, stage))
@@ -152,8 +152,10 @@ class StagePlacement:
             return max(homes)
         common = set.intersection(*map(self._stages_with, read))
         stage, due = max(common, default=min(homes)), self._gradients.get(node.outputs[0])
+        if due is None or due >= stage:
+            return stage
         read_on = self._viewed(node.outputs[0]) and len(self._readers.get(node.outputs[0], ())) > 1
-        return due if due is not None and due < stage and not read_on else stage  # a view has its name at the sum
+        return stage if read_on else due  # the sum reads a view on the stage of the rest of the backward
 
     def _put(self, node: Node, stage: int, read: Sequence[str]) -> None:
         """Run a node on a stage alone, on operands sent there."""

@@ -40,7 +40,7 @@ CONSTANTS = ("constant", "filled", "linear", "one", "lowest", "highest")
 LAWS = MOVES - GATHERS | COPIES | SIZES | PARTS | PRODUCTS | JOINED.keys() | FUNCTIONS.keys()
 """Operators with a law, beside constants, sums, products and reductions."""
 MEANS = ("sum", "mean", "l2")
-JOINS = {"ConvTranspose": "ConvTranspose"}  # rows of zeros between the rows of a stride
+STRIDED = ("ConvTranspose",)  # with rows of zeros between the rows of a stride
 
 
 def rule_of(node: Node) -> str:
@@ -190,7 +190,7 @@ class NodeChecker(PointValues):
         present, lemma = [of for of in numbers if of is not None], rule.removeprefix(LEMMA) if LEMMA in rule else ""
         for of in (number, *present):
             op = self.forms[self.forms[of].operands[0] if self.forms[of].op == "take" else of].op
-            named = "places of maxima" if op == "digits" else JOINS.get(op, "") if record_of(node).joins else ""
+            named = {"digits": "places of maxima"}.get(op, op if op in STRIDED and record_of(node).joins else "")
             lemma = lemma or ("counts that are not negative" if self.counted[of] else named)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
