@@ -394,7 +394,12 @@ class Boxes(Movements):
         number = self.concatenated(numbers, axis)
         if self.all[number].op == CONCAT:
             self.pad(number)
-        return number
+            return number
+        base, shape = self._base(number), self._sizes(number) or ()
+        of_rank = self.sealed and base is not None and self.root(base[0]) >= self.of_ranks
+        if not of_rank or prod(shape[:axis]) != 1:
+            return number
+        return self.view(self.flat(piece for row in numbers for piece in self.pieces(row)), shape)
 
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The part of the result on whole operands."""
