@@ -80,12 +80,10 @@ class NodeChecker(PointValues):
     def due(self, number: int, value: Array, what: str, lemma: str = "", member: Mapping[str, int] = {}) -> None:
         """Raise WrongLine unless an expression has a value, in row-major order; ``member``: where it is read."""
         actual, lead = self.on(self.value(number), member.items()), self.lead
-        front = np.broadcast_shapes(actual.shape[:lead], value.shape[:lead])
         if prod(actual.shape[lead:]) != prod(value.shape[lead:]):
             raise WrongLine(f"shape {actual.shape[lead:]}", f"shape {value.shape[lead:]}")
-        flat = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
-        pair = [np.broadcast_to(of, (*front, of.shape[-1])) for of in flat]
-        if not (pair[0] == pair[1]).all():
+        one, two = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
+        if not (one == two).all():
             raise WrongLine(str(self.forms[number]), what, lemma)
 
     def equal(self, number: int, due: int) -> bool:

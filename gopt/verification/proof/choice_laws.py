@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
+from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
@@ -142,10 +143,15 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
         (number,) = reader.results(node, [operands[0], index], [shape])
         return number
-    if arrays[1] is None or not (boxes := list(reader.expressions.wholes_of(operands[0]))):
+    expressions, box = reader.expressions, reader.expressions.box(operands[0])
+    if arrays[1] is None or (box is None and expressions.readers(node.op_type, operands[0])):
         return None
-    read = (box for box in boxes if reader.expressions.readers(node.op_type, box[0]))
-    (whole, selection), indices = next(read, boxes[0]), arrays[1]
+    around = islice(expressions.surroundings(operands[0]), CHOICES)
+    read = (row for row in (box, *around) if row is not None and expressions.readers(node.op_type, row[0]))
+    box, indices = next(read, box), arrays[1]
+    if box is None:
+        return None
+    whole, selection = box
     axis = node.attributes.get("axis", 0) % len(selection)
     runs = selection[axis]
     if runs is None:
