@@ -24,8 +24,7 @@ class Collective:
     ``forms``: sets of attributes, exactly one given as a whole. ``shape_rule`` gives a member's outputs, with unknown
     dimensions for unknown operands. ``payload_rule`` gives the tensors moved together by the group, equal on every
     member: B of the cost formulas counts their bytes. ``cost_rule`` takes a call and B and gives bytes. ``pairwise``:
-    between two ranks, and only the sender has inputs. ``rounds``: of a ring, in each of which a member sends B less a
-    member's share."""
+    between two ranks, and only the sender has inputs. ``rounds``: of a ring; a member sends (n-1)/n·B in each."""
 
     name: str
     doc: str
@@ -48,7 +47,7 @@ class Collective:
         return any(attribute.name == "reduce" for attribute in self.attributes)
 
     def added(self, sent: float) -> float:
-        """Bytes that a member combines in a call in which it sends so many: those of one round."""
+        """Bytes that a member combines in a call with so many bytes sent: as many as in one round."""
         return sent / self.rounds if self.reduces else 0.0
 
     def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegmen
         modelled = np.maximum(np.bincount(segment_of, seconds, len(segments)) + starts * segment, 1e-12)
         return np.append(shares * np.log(modelled / measured), np.log(modelled.sum() / measured.sum()))
 
-    first = (1, 1, 1, 1, _stiffer(sum(item.starts for item in segments)))
-    slower, settled = _slower(residuals, device, dict(zip(OF_SEGMENTS, first)))
+    stiffness = (1, 1, 1, 1, _stiffer(sum(item.starts for item in segments)))
+    slower, settled = _slower(residuals, device, dict(zip(OF_SEGMENTS, stiffness)))
     return replace(
         device, flops={name: speed / slower["flops"] for name, speed in device.flops.items()},
         bandwidth=device.bandwidth / slower["bandwidth"], launch=device.launch * slower["launch"],
@@ -110,13 +110,13 @@ def _slower(
     """How many times as long each figure of ``stiffness`` takes as on ``device``, and ``settled`` with their rows.
     ``residuals``: of measured times, by the logarithms. Where ``settled`` has no rows, figures are held near ``device``
     by ``stiffness`` times STIFFNESS."""
-    known = device.settled or {}
-    held = STIFFNESS * np.diag([*stiffness.values()])
-    if stiffness.keys() <= known.keys():
-        held = np.array([known[name] for name in stiffness])
-    logs, root = _least_squares(lambda logs: np.concatenate([residuals(logs), held @ logs]), len(stiffness))
-    rows = zip(stiffness, map(tuple, root.round(6).tolist()))
-    return dict(zip(stiffness, np.exp(logs).tolist())), {**known, **dict(rows)}
+    settled = dict(device.settled or {})
+    prior = STIFFNESS * np.diag([*stiffness.values()])
+    if stiffness.keys() <= settled.keys():
+        prior = np.array([settled[name] for name in stiffness])
+    logs, root = _least_squares(lambda logs: np.concatenate([residuals(logs), prior @ logs]), len(stiffness))
+    settled.update(zip(stiffness, map(tuple, root.round(6).tolist())))
+    return dict(zip(stiffness, np.exp(logs).tolist())), settled
 
 
 def _stiffer(count: int) -> float:
