@@ -2,9 +2,9 @@
 
 Two processes (MPI) of one thread each. For every fixture a run of two micro-steps on ``shard=2``, a run on ``dp=2`` and
 a run on two pipeline stages are traced and calibrate a device; then ``gopt plan`` predicts each other way to shard,
-which runs too. A measured step is the lower quartile over the steps of a trace, from start to start on rank 0. The whole
-takes two to three minutes. On a machine with other load the measured steps are longer than the program's: the load is
-printed beside the table.
+which runs too. A measured step is the lower quartile over the steps of a trace, from start to start on rank 0. The
+whole takes two to three minutes. On a machine with other load the measured steps are longer than the program's: the
+load is printed beside the table.
 
 ``--models mlp10,gpt10,mlp,gpt`` takes the steps of ``train.py``, of 10 to 150 milliseconds: half an hour.
 """
