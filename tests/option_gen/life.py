@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 from draws import Verdict
+from gopt.cli.main import main
 from onnx import numpy_helper
 
 import gopt
 from gopt.analysis.training import TrainingGraph
-from gopt.cli.main import main
 from gopt.errors import OptionError, UnsupportedError
 from gopt.verification import sampling
 from option_gen.make import Setting

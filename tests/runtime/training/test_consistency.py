@@ -69,7 +69,8 @@ def test_members_of_a_call_may_have_unequal_shares(tmp_path):
         """Columns for rows, of which the first member has more."""
         rows, columns = [3, 1], [4, 2]
         shape = [sum(rows), columns[rank]]
-        call = comm("AllToAll", ["x"], ["y"], "shard", split_axis=0, split_sizes=rows, concat_axis=1, concat_sizes=columns)
+        sizes = {"split_axis": 0, "split_sizes": rows, "concat_axis": 1, "concat_sizes": columns}
+        call = comm("AllToAll", ["x"], ["y"], "shard", **sizes)
         (home := tmp_path / str(rank)).mkdir()
         return make(home, [call], {"x": ("float32", shape)}, {"y": ("float32", [rows[rank], 6])})
 
