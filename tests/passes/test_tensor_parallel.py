@@ -13,6 +13,8 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.phase import Phase
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
+from gopt.spmd.step_memory import live
+from gopt.spmd.traffic import calls_of
 from gopt.verification.verify import Verifier
 
 
@@ -197,8 +199,22 @@ def test_activations_gathered_anew_in_the_backward(tmp_path):
     forward = gathers(kept, Phase.FORWARD)
     assert forward == gathers(anew, Phase.FORWARD) > 0
     assert gathers(anew, Phase.BACKWARD) == gathers(kept, Phase.BACKWARD) + forward
+    assert peak(anew) < peak(kept)
     anew.write(tmp_path / "out")
     equal(tmp_path / "out")
+
+
+def peak(made: gopt.Sharded) -> int:
+    """Bytes alive at once on the first rank."""
+    return live(made.program, calls_of(made.program), made.program.mesh.coordinates(0)).peak
+
+
+def test_what_the_backward_sums_anew_is_not_packed_with_the_sum_of_the_forward():
+    made = gopt.shard(source("families/t5_adamw"), Mesh.parse("tp=2"), pipeline=pipeline(regather=True))
+    nodes = made.program.graph.nodes
+    again = [node for node in nodes if node.op_type == "AllReduce" and node.outputs[0].endswith(".whole1")]
+    forward = max(at for at, node in enumerate(nodes) if node.phase is Phase.FORWARD and not node.made_by)
+    assert len(again) == 2 and all(len(node.outputs) == 1 and nodes.index(node) > forward for node in again)
 
 
 @pytest.mark.parametrize(
