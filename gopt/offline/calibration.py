@@ -77,9 +77,9 @@ def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegmen
 
 
 def fit_calls(device: DeviceFigures, measured_calls: Iterable[MeasuredCall]) -> DeviceFigures:
-    """``device`` with the bandwidth and the latency of its one link, and the speed of adding, for which calls take the
-    measured seconds: least squares of logarithms. Calls of a calibration before weigh in by ``settled``. Calls that
-    combine values begin as a device that adds as fast as it sends. Raises OptionError for several links."""
+    """``device`` with the bandwidth and the latency of the only link, and the speed of adding, for which calls take the
+    measured seconds: least squares of logarithms. Calls of a calibration before weigh in by ``settled``. Without a
+    speed of adding the bandwidth is the first guess. Raises OptionError for several links."""
     calls = [call for call in measured_calls if call.seconds > 0 and call.members > 1]
     if not calls:
         return device
@@ -107,7 +107,7 @@ def fit_calls(device: DeviceFigures, measured_calls: Iterable[MeasuredCall]) -> 
 def _slower(
     residuals: Callable[[Array], Array], device: DeviceFigures, stiffness: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """How many times as long each figure of ``stiffness`` takes as on ``device``, and ``settled`` with their rows.
+    """How many times as long each figure of ``stiffness`` takes as on ``device``, and ``settled`` with these rows.
     ``residuals``: of measured times, by the logarithms. Where ``settled`` has no rows, figures are held near ``device``
     by ``stiffness`` times STIFFNESS."""
     settled = dict(device.settled or {})

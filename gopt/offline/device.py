@@ -69,13 +69,13 @@ class DeviceFigures:
     settled: Mapping[str, tuple[float, ...]] | None = field(default=None, metadata=OPTIONAL)
     """A calibration writes here how firmly it settled flops, bandwidth, launch, fused_bandwidth and segment, and
     link.bandwidth, link.latency and adding, for the next one: for each of the five or three, in this order, a row of
-    the root of the Hessian of the squared residuals, by their logarithms."""
+    the root of the Hessian of the squared residuals, by the logarithms of the figures."""
     link: str | None = field(default=None, metadata=OPTIONAL)
     """The links between ranks, as gopt plan --link takes them; absent means that they are unknown. The option goes
     first."""
     adding: Amount | None = field(default=None, metadata=OPTIONAL)
-    """Calls that combine values, such as AllReduce and ReduceScatter, combine this many bytes in a second, beside their
-    time on the link; absent means that this takes no time."""
+    """Calls that combine values, such as AllReduce and ReduceScatter, combine this many bytes in a second, beside the
+    time on the link; absent means no time."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of the device."""
