@@ -31,7 +31,7 @@ _CONCAT_SIZES = Attribute("concat_sizes", CallKind.INTS, "Each member's part of 
 ALL_REDUCE = Collective(
     name="AllReduce", doc="The X of all members combined, on every member; all tensors as one packed call.",
     attributes=(_GROUP, _REDUCE), shape_rule=rules.same, payload_rule=rules.same, cost_rule=rules.ring_twice,
-    reference=reference.all_reduce,
+    reference=reference.all_reduce, rounds=2,
 )  # fmt: skip
 
 REDUCE = Collective(

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from gopt.analysis.isomorphism import signature
 from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
@@ -234,11 +235,11 @@ def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) ->
 
 
 def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
-    """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round, two for an all-reduce."""
+    """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round."""
     size = program.mesh.size(str(node.attributes["group"]))
     if program.stages is not None and isinstance(node.sharding.on(PIPELINE), OnMember):
         payload /= program.mesh.size(PIPELINE)  # the ranks of the other stages send nothing
-    return (2 if node.op_type == "AllReduce" else 1) * (size - 1) / size * payload
+    return COLLECTIVES[node.op_type].rounds * (size - 1) / size * payload
 
 
 def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:
