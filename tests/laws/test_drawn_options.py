@@ -38,6 +38,8 @@ FOUND = [
     Setting("gpt_adamw", "sp=2,cp=2", 2, 1, None, {}),
     # The update ran on a stage with the gradient and a copy of the parameter.
     Setting("cnn_sgd", "pp=6", 0, 3, None, {}),
+    # The sum of ranges of a term that is ranges itself was no sum in normal form.
+    Setting("stream 79226", "dp=2,tp=2", 1, 1, None, {"shard": {"partition": "rows"}}),
     # A value sent on to another stage was taken for the equal sum of the backward, which one call made too.
     Setting("families/t5_adamw", "pp=2,tp=2", 0, 2, "gpipe", {"tensor-parallel": {"regather": True}}),
 ]  # fmt: skip
