@@ -257,9 +257,9 @@ def test_a_tied_parameter_is_sent_once_a_step(fixture, mesh, options, tmp_path):
     ],
 )
 def test_a_stage_without_a_term_of_its_gradient_sums_no_micro_batches(fixture, mesh, options, sent, tmp_path):
-    """Two later stages have a term each of the gradient of a table of 2,048 bytes. ``sent``: bytes that a rank sends for
-    each micro-batch (activations of 192 bytes, the loss), and for each update: a sum of each term, but not at stage 2,
-    where micro-batches reduce gradients."""
+    """Two later stages have a term each of the gradient of a table of 2,048 bytes. ``sent``: bytes that a rank sends
+    for each micro-batch (activations of 192 bytes, the loss), and for each update: a sum of each term, but not at
+    stage 2, where micro-batches reduce gradients."""
     for count in (2, 4):
         report = gopt.shard(source(fixture), mesh, accumulate=count, prove=False, **options).report()
         told = [sum(call.bytes_sent for call in rank.communication if call.op == "Send") for rank in report.ranks]
