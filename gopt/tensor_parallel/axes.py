@@ -122,8 +122,8 @@ class _Planner:
         tokens = self._sequence(axis, members) if request.sequence else None
         if request.sequence and tokens is None:
             ranks = members * self._outside(axis)
-            said = self._uncut(axis, fed=False) or f"no input of the batch has tokens to divide among {ranks} ranks"
-            raise OptionError(f"tensor-parallel: {said}", "take fewer ranks along the axis")
+            message = self._uncut(axis, fed=False) or f"no input of the batch has tokens to divide among {ranks} ranks"
+            raise OptionError(f"tensor-parallel: {message}", "take fewer ranks along the axis")
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 
     def _sequence(self, axis: str, members: int) -> Tokens | None:
@@ -161,9 +161,9 @@ class _Planner:
             fed = images(self.training, axis, members, request.sizes)
         fed = fed_by(self.training, axis, members, request.sizes, request.inputs, fed)
         if not fed:
-            if axis in TOKENS and (said := self._uncut(axis, fed=True)):
+            if axis in TOKENS and (message := self._uncut(axis, fed=True)):
                 hint = "; parts along one axis alone may be uneven" if self._outside(axis) > 1 else ""
-                raise UnsupportedError(said, f"take fewer ranks along {axis}{hint}")
+                raise UnsupportedError(message, f"take fewer ranks along {axis}{hint}")
             what = "tokens" if axis in TOKENS else "rows or columns of an image"
             raise UnsupportedError(
                 f"no input of the batch has {what} to divide among the {members} ranks along {axis}",
