@@ -15,7 +15,7 @@ _lock = threading.RLock()
 def run_file(path: Path) -> ModuleType:
     """A new module of a file, whatever other modules have the name; modules beside the file can be imported.
 
-    Raises ImportError for a file that is no Python module, FileNotFoundError for a missing file, and what the file
+    Raises ImportError for a file of another kind, FileNotFoundError for a missing file, and what the file
     raises."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -30,7 +30,7 @@ def run_file(path: Path) -> ModuleType:
 
 
 def module_of(path: Path) -> ModuleType:
-    """The module of a file, which runs once for each version of the file. Raises as ``run_file`` does."""
+    """The module of a file, run once for each version of the file. Raises as ``run_file`` does."""
     key = path.resolve(), path.stat().st_mtime_ns
     with _lock:  # ranks are threads
         if key not in _modules:

@@ -25,7 +25,7 @@ class BatchStream:
 
     An element is a mapping from input to array, a tuple of arrays in the order of the inputs, or an array where a batch
     is one input; arrays may be PyTorch tensors. An iterable that is no iterator starts anew at its end. ``readers``:
-    ranks that read batches, each noted before it takes the first; a middle stage of a pipeline reads none."""
+    readers of batches, each noted before the first batch; a middle stage of a pipeline reads none."""
 
     values: Iterable[Any]
     readers: int = 0
@@ -38,7 +38,7 @@ class BatchStream:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def note_reader(self) -> None:
-        """Count a rank that will take all batches of its part."""
+        """Count a rank before the first of all the batches of a part."""
         with self._turn:
             self.readers += 1
 
