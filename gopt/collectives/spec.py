@@ -24,7 +24,8 @@ class Collective:
     ``forms``: sets of attributes, exactly one given as a whole. ``shape_rule`` gives a member's outputs, with unknown
     dimensions for unknown operands. ``payload_rule`` gives the tensors moved together by the group, equal on every
     member: B of the cost formulas counts their bytes. ``cost_rule`` takes a call and B and gives bytes. ``pairwise``:
-    between two ranks, and only the sender has inputs. ``rounds``: of a ring; a member sends (n-1)/n·B in each."""
+    between two ranks, and only the sender has inputs. ``rounds``: of a ring; a member sends (n-1)/n·B in each.
+    ``shares``: each member gets a part of its own, in place of the same results."""
 
     name: str
     doc: str
@@ -40,6 +41,7 @@ class Collective:
     max_outputs: int | None = None
     pairwise: bool = False
     rounds: int = 1
+    shares: bool = False
 
     @property
     def reduces(self) -> bool:

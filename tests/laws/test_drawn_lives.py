@@ -10,7 +10,17 @@ from products import part
 GOOD = ("right", "refused")
 FOUND = [
     # Members of a call between unequal shares seemed to make other calls.
-    Life(Setting(f"{STREAM}30006", "sp=3", 1, 3, None, {}), Setting(f"{STREAM}30006", "shard=2,sp=2", 3, 1, None, {})),
+    Life(Setting(f"{STREAM}30006", "sp=3", 1, 3, None, {}), (("--mesh", "shard=2,sp=2", "--stage", "3"),)),
+    # A member knew the type of what it sends, and the other, which has nothing to send, did not.
+    Life(
+        Setting("mlp_ort_adamw", "pp=2,dp=2", 3, 6, "interleaved:2", {}),
+        (("--mesh", "shard=2", "--stage", "1", "-O", "shard.partition=whole", "-O", "shard.owners=round-robin"),),
+    ),
+    # A rank of several stages let a batch go that the gradients of weights of the first stage needed.
+    Life(
+        Setting("sparse/towers_adam", "dp=4", 0, 1, None, {}),
+        (("--mesh", "dp=2,pp=2", "--micro-batches", "3", "--schedule", "zb-v"),),
+    ),
 ]
 
 

@@ -8,7 +8,6 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gopt.collectives.node import call_signature
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError
 from gopt.ir.graph import COMM, Graph, Node
@@ -99,14 +98,15 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 
 def _call_text(node: Node, graph: Graph) -> str:
-    """The text of a call, to be equal on all members of the group: the call of all members, where its sizes are known,
-    or else the attributes."""
-    types = [graph.type_of(name) for name in node.inputs]
-    if all(type.static for type in types):
-        call = call_signature(node.op_type, node.attributes, [(type.dtype, type.dims) for type in types])
-        return str(call._replace(op="") if COLLECTIVES[node.op_type].pairwise else call)
+    """The text of a call, to be equal on all members of the group."""
+    record = COLLECTIVES[node.op_type]
+    if record.pairwise:
+        moved = node.inputs or node.outputs
+        return f"tag {node.attributes['tag']} {', '.join(str(graph.type_of(name)) for name in moved)}"
     attributes = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
-    return f"{node.op_type} {json.dumps(attributes)}"
+    types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
+    shown = "" if record.shares else " " + ", ".join(types)
+    return f"{node.op_type} {json.dumps(attributes)}{shown}"
 
 
 def _digest(calls: list[str]) -> str:
