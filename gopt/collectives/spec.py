@@ -24,7 +24,8 @@ class Collective:
     ``forms``: sets of attributes, exactly one given as a whole. ``shape_rule`` gives a member's outputs, with unknown
     dimensions for unknown operands. ``payload_rule`` gives the tensors moved together by the group, equal on every
     member: B of the cost formulas counts their bytes. ``cost_rule`` takes a call and B and gives bytes. ``pairwise``:
-    between two ranks, and only the sender has inputs."""
+    between two ranks, and only the sender has inputs. ``rounds``: of a ring; a member sends (n-1)/n·B in each.
+    ``shares``: each member gets a part of its own, in place of the same results."""
 
     name: str
     doc: str
@@ -39,11 +40,17 @@ class Collective:
     min_outputs: int = 1
     max_outputs: int | None = None
     pairwise: bool = False
+    rounds: int = 1
+    shares: bool = False
 
     @property
     def reduces(self) -> bool:
         """Whether elements are combined, not only moved."""
         return any(attribute.name == "reduce" for attribute in self.attributes)
+
+    def added(self, sent: float) -> float:
+        """Bytes that a member combines in a call with so many bytes sent: as many as in one round."""
+        return sent / self.rounds if self.reduces else 0.0
 
     def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Attributes read, lists as tuples, defaults filled in, in the record's order.

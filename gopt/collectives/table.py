@@ -31,7 +31,7 @@ _CONCAT_SIZES = Attribute("concat_sizes", CallKind.INTS, "Each member's part of 
 ALL_REDUCE = Collective(
     name="AllReduce", doc="The X of all members combined, on every member; all tensors as one packed call.",
     attributes=(_GROUP, _REDUCE), shape_rule=rules.same, payload_rule=rules.same, cost_rule=rules.ring_twice,
-    reference=reference.all_reduce,
+    reference=reference.all_reduce, rounds=2,
 )  # fmt: skip
 
 REDUCE = Collective(
@@ -52,7 +52,7 @@ REDUCE_SCATTER = Collective(
     doc="The bucket X combined: member r gets its elements cuts[r] to cuts[r+1], or its slice of the axis.",
     attributes=(_GROUP, _REDUCE, _CUTS, _AXIS, _SIZES), forms=(frozenset({"cuts"}), frozenset({"axis", "sizes"})),
     shape_rule=rules.reduce_scatter, payload_rule=rules.same, cost_rule=rules.all_but_own,
-    reference=reference.reduce_scatter, max_outputs=1,
+    reference=reference.reduce_scatter, max_outputs=1, shares=True,
 )  # fmt: skip
 
 ALL_GATHER = Collective(
@@ -74,6 +74,7 @@ ALL_TO_ALL = Collective(
     reference=reference.all_to_all,
     max_inputs=1,
     max_outputs=1,
+    shares=True,
 )
 
 SEND = Collective(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gopt.offline.device import FITTED, DeviceFigures
+from gopt.offline.device import OF_CALLS, OF_SEGMENTS, DeviceFigures
 from gopt.offline.roofline import NOTHING, NodeWork
 from gopt.operators.operator import Array
 from gopt.records.topology import Link
@@ -22,11 +22,12 @@ ROUNDS = 60
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCall:
-    """A call: rounds of a ring among members, bytes sent by a rank, and the measured seconds."""
+    """A call: rounds of a ring among members, bytes sent and bytes combined by a rank, and the measured seconds."""
 
     rounds: int
     members: int
     sent: float
+    added: float
     seconds: float
 
 
@@ -47,56 +48,75 @@ def fit_device(device: DeviceFigures, measured_segments: Iterable[MeasuredSegmen
     segments = [item for item in measured_segments if item.seconds > 0 and any(map(NOTHING.__ne__, item.works))]
     if not segments:
         return device
-    numbers = np.repeat(np.arange(len(segments)), [len(item.works) for item in segments])
+    segment_of = np.repeat(np.arange(len(segments)), [len(item.works) for item in segments])
     works = [work for item in segments for work in item.works]
+    # Seconds on ``device``: of each work, and of the start of each segment.
     products = np.array([work.flops / device.peak(work.dtype) for work in works])
-    moves = np.array([0 if work.fused else work.nbytes / device.stream for work in works])
-    fused = np.array([work.nbytes / device.fused_stream if work.fused else 0 for work in works])
-    starts = np.array([work.launches * device.launch for work in works])
-    together = np.array([device.segment * item.starts for item in segments])
-    stiffer = np.array([1, 1, 1, 1, _stiffer(sum(item.starts for item in segments))])
-    prior = (
-        np.diag(STIFFNESS * stiffer) if device.settled is None else np.array([device.settled[name] for name in FITTED])
-    )
+    fused = np.array([work.fused for work in works])
+    passes = np.array([work.nbytes / (device.fused_stream if work.fused else device.stream) for work in works])
+    launches = np.array([work.launches * device.launch for work in works])
+    starts = np.array([device.segment * item.starts for item in segments])
     measured = np.array([item.seconds for item in segments])
+    shares = np.sqrt(measured / measured.sum())
 
     def residuals(logs: Array) -> Array:
-        slower = np.exp(logs)
-        times = starts * slower[2] + np.maximum(products * slower[0], moves * slower[1] + fused * slower[3])
-        modelled = np.maximum(np.bincount(numbers, times, len(segments)) + together * slower[4], 1e-12)
-        share = np.sqrt(measured / measured.sum())
-        return np.concatenate([
-            share * np.log(modelled / measured), [3 * np.log(modelled.sum() / measured.sum())],
-            prior @ logs,
-        ])  # fmt: skip
+        flops, bandwidth, launch, fused_bandwidth, segment = np.exp(logs)
+        memory = passes * np.where(fused, fused_bandwidth, bandwidth)
+        seconds = launches * launch + np.maximum(products * flops, memory)
+        modelled = np.maximum(np.bincount(segment_of, seconds, len(segments)) + starts * segment, 1e-12)
+        return np.append(shares * np.log(modelled / measured), np.log(modelled.sum() / measured.sum()))
 
-    logs, settled = _least_squares(residuals, 5)
-    products_, moves_, starts_, fused_, segments_ = np.exp(logs)
+    stiffness = (1, 1, 1, 1, _stiffer(sum(item.starts for item in segments)))
+    slower, settled = _slower(residuals, device, dict(zip(OF_SEGMENTS, stiffness)))
     return replace(
-        device, flops={name: float(speed / products_) for name, speed in device.flops.items()},
-        bandwidth=float(device.bandwidth / moves_), launch=float(device.launch * starts_),
-        fused_bandwidth=float((device.fused_bandwidth or device.bandwidth) / fused_),
-        segment=float(device.segment * segments_),
-        settled={name: tuple(row) for name, row in zip(FITTED, settled.round(6).tolist())},
+        device, flops={name: speed / slower["flops"] for name, speed in device.flops.items()},
+        bandwidth=device.bandwidth / slower["bandwidth"], launch=device.launch * slower["launch"],
+        fused_bandwidth=(device.fused_bandwidth or device.bandwidth) / slower["fused_bandwidth"],
+        segment=device.segment * slower["segment"], settled=settled,
     )  # fmt: skip
 
 
-def fit_link(link: Link, calls: Sequence[MeasuredCall]) -> Link:
-    """``link`` with the bandwidth and the latency for which calls take the measured seconds."""
-    calls = [call for call in calls if call.seconds > 0 and call.members > 1]
+def fit_calls(device: DeviceFigures, measured_calls: Iterable[MeasuredCall]) -> DeviceFigures:
+    """``device`` with the bandwidth and the latency of the only link, and the speed of adding, for which calls take the
+    measured seconds: least squares of logarithms. Calls of a calibration before weigh in by ``settled``. Without a
+    speed of adding the bandwidth is the first guess. Raises OptionError for several links."""
+    calls = [call for call in measured_calls if call.seconds > 0 and call.members > 1]
     if not calls:
-        return link
-    starts = np.array([link.start(call.rounds, call.members) for call in calls])
+        return device
+    link = Link.parse(device.link or "")
+    adding = device.adding or link.bandwidth
     moves = np.array([call.sent / link.bandwidth for call in calls])
-    stiffer = np.array([_stiffer(len(calls)), 1])
+    starts = np.array([link.start(call.rounds, call.members) for call in calls])
+    sums = np.array([call.added / adding for call in calls])
     measured = np.array([call.seconds for call in calls])
 
-    def residuals(logs: Array) -> Array:
-        modelled = starts * np.exp(logs[0]) + moves * np.exp(logs[1])
-        return np.concatenate([np.log(modelled / measured) / np.sqrt(len(calls)), STIFFNESS * stiffer * logs])
+    parts = np.stack([moves, starts, sums], axis=1)  # in the order of OF_CALLS
 
-    latency, moving = np.exp(_least_squares(residuals, 2)[0])
-    return Link(float(link.bandwidth / moving), float(link.latency * latency))
+    def residuals(logs: Array) -> Array:
+        modelled = np.maximum(parts @ np.exp(logs), 1e-12)
+        return np.asarray(np.log(modelled / measured) / np.sqrt(len(calls)))
+
+    slower, settled = _slower(residuals, device, dict(zip(OF_CALLS, (1, _stiffer(len(calls)), 1))))
+    bandwidth, latency = link.bandwidth / slower["link.bandwidth"], link.latency * slower["link.latency"]
+    return replace(
+        device, link=f"{bandwidth / 1e9:.6f}GB/s:{latency * 1e9:.0f}ns", settled=settled,
+        adding=adding / slower["adding"] if sums.any() else device.adding,
+    )  # fmt: skip
+
+
+def _slower(
+    residuals: Callable[[Array], Array], device: DeviceFigures, stiffness: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    """How many times as long each figure of ``stiffness`` takes as on ``device``, and ``settled`` with these rows.
+    ``residuals``: of measured times, by the logarithms. Where ``settled`` has no rows, figures are held near ``device``
+    by ``stiffness`` times STIFFNESS."""
+    settled = dict(device.settled or {})
+    prior = STIFFNESS * np.diag([*stiffness.values()])
+    if stiffness.keys() <= settled.keys():
+        prior = np.array([settled[name] for name in stiffness])
+    logs, root = _least_squares(lambda logs: np.concatenate([residuals(logs), prior @ logs]), len(stiffness))
+    settled.update(zip(stiffness, map(tuple, root.round(6).tolist())))
+    return dict(zip(stiffness, np.exp(logs).tolist())), settled
 
 
 def _stiffer(count: int) -> float:

@@ -17,10 +17,10 @@ from gopt.text.suggestions import did_you_mean
 FORMAT = "gopt-device/1"
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 """Types whose peaks a device names; values of other types go by ``float32``."""
-FITTED = ("flops", "bandwidth", "launch", "fused_bandwidth", "segment")
+OF_SEGMENTS = ("flops", "bandwidth", "launch", "fused_bandwidth", "segment")
 """Figures that segments of a trace settle together."""
-SETTLED = dict.fromkeys(FITTED, len(FITTED))
-"""Rows of how firmly they are settled -> numbers of a row."""
+OF_CALLS = ("link.bandwidth", "link.latency", "adding")
+"""Figures that calls of a trace settle together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,15 @@ class DeviceFigures:
     """The host reads or writes this many bytes of memory in a second for a rank, in updates of states there; absent
     means as many as the device."""
     settled: Mapping[str, tuple[float, ...]] | None = field(default=None, metadata=OPTIONAL)
-    """A calibration writes here how firmly it settled flops, bandwidth, launch, fused_bandwidth and segment, for the
-    next one: for each of them, in this order, a row of the root of the Hessian of the squared residuals, by the
-    logarithms of the five."""
+    """A calibration writes here how firmly it settled flops, bandwidth, launch, fused_bandwidth and segment, and
+    link.bandwidth, link.latency and adding, for the next one: for each of the five or three, in this order, a row of
+    the root of the Hessian of the squared residuals, by the logarithms of the figures."""
     link: str | None = field(default=None, metadata=OPTIONAL)
     """The links between ranks, as gopt plan --link takes them; absent means that they are unknown. The option goes
     first."""
+    adding: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Calls that combine values, such as AllReduce and ReduceScatter, combine this many bytes in a second, beside the
+    time on the link; absent means no time."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of the device."""
@@ -160,13 +163,15 @@ def _check(device: DeviceFigures, path: str) -> None:
     for name in device.flops:
         if name not in FLOATS:
             raise InputError(f"{path}: flops has {show(name)}", did_you_mean(name, FLOATS) or f"types: {FLOATS}")
-    if device.settled is not None and {name: len(row) for name, row in device.settled.items()} != SETTLED:
+    rows = {name: len(row) for name, row in (device.settled or {}).items()}
+    settled = [figures for figures in (OF_SEGMENTS, OF_CALLS) if not rows.keys().isdisjoint(figures)]
+    if rows != {name: len(figures) for figures in settled for name in figures}:
         raise InputError(
-            f"{path}: settled is not a table of {len(FITTED)} rows and columns, as gopt plan --calibrate writes it",
+            f"{path}: settled has not the rows and columns that gopt plan --calibrate writes",
             "leave it out, or calibrate again",
         )
     speeds = {f"flops.{name}": speed for name, speed in device.flops.items()}
-    for name in ("bandwidth", "efficiency", "fused_bandwidth", "host_link", "host_bandwidth"):
+    for name in ("bandwidth", "efficiency", "fused_bandwidth", "host_link", "host_bandwidth", "adding"):
         speeds[name] = getattr(device, name) or (1.0 if getattr(device, name) is None else 0.0)
     for name, speed in speeds.items():
         if not (speed > 0 and math.isfinite(1 / speed)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -115,9 +116,9 @@ class Clock:
 
     def _prices(self) -> Prices:
         """The calls, on links; all ranks of a stage make the calls of the stage."""
-        program, calls = self.program, self._calls
+        program, calls, device = self.program, self._calls, self.device
         for call in calls_of(program):
-            start, moving = call_times(call, self.topology)
+            start, moving = call_times(call, self.topology, math.inf if device.adding is None else device.adding)
             of_stage = program.stages is not None and isinstance(call.node.sharding.on(PIPELINE), OnMember)
             calls[call.node.outputs[0]] = start + moving * (self.members if of_stage else 1)
         seconds = {}
@@ -125,7 +126,6 @@ class Clock:
             if transfers(node):
                 link = self.topology.of(PIPELINE)
                 seconds[node.attributes["tag"]] = link.seconds(1, 2, sum(map(self.sizes.nbytes, node.inputs)))
-        device = self.device
         message = device.call if device.message is None else device.message
         return Prices(seconds, device.call, message, device.segment, device.overlaps)
 

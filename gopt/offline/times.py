@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gopt.collectives.table import COLLECTIVES
 from gopt.records.topology import Topology
 from gopt.spmd.traffic import CollectiveCall
 
@@ -33,12 +35,13 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
     return CommTimes(total, exposed, latency)
 
 
-def call_times(call: CollectiveCall, topology: Topology) -> tuple[float, float]:
-    """Seconds of a call until the first byte, and of the bytes sent by a rank."""
+def call_times(call: CollectiveCall, topology: Topology, adding: float = math.inf) -> tuple[float, float]:
+    """Seconds of a call until the first byte, and of the bytes sent by a rank; ``adding``: bytes that a rank adds in a
+    second where the call combines values."""
     group = str(call.node.attributes["group"])
-    link = topology.of(group)
-    rounds = 2 if call.node.op_type == "AllReduce" else 1
-    return link.start(rounds, topology.mesh.size(group)), call.sent * _skew(call) / link.bandwidth
+    link, record = topology.of(group), COLLECTIVES[call.node.op_type]
+    sent = call.sent * _skew(call)
+    return link.start(record.rounds, topology.mesh.size(group)), sent / link.bandwidth + record.added(sent) / adding
 
 
 def _skew(call: CollectiveCall) -> float:

@@ -15,7 +15,7 @@ from gopt.records.pass_facts import Figure, HeldGather, OverlapFacts, PassOption
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.step_memory import overlap_of
-from gopt.spmd.traffic import CollectiveCall, calls_of
+from gopt.spmd.traffic import CollectiveCall, calls_of, made_again
 from gopt.spmd.verifier import shardings_so_far
 
 MIB = 1 << 20
@@ -143,9 +143,10 @@ def _live_ranges(gathers: Sequence[CollectiveCall]) -> list[LiveRange]:
 def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict[int, float], int]:
     """Place of each node to move -> the new place; and the number of calls moved forward.
 
-    A call goes right behind its last input, and takes along the nodes made by passes in between. Readers of a call's
+    A call goes right behind its last input, and takes along the nodes made by passes in between; one that is made
+    again stays in front of its readers. Readers of a call's
     results go behind the last heavy operator that does not wait for a call, so that no call is waited for early."""
-    gathers = {call.place for call in calls if call.before_use}
+    gathers, again = {call.place for call in calls if call.before_use}, made_again(nodes)
     waits = _waiting(nodes, gathers)
     stop = max((position for position, node in enumerate(nodes) if heavy(node) and not waits[position]), default=-1)
     at: dict[str, float] = {}
@@ -155,7 +156,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
         call, when = node.domain == COMM, index + 0.5
         if call or node.made_by or waits[index]:  # any other stays where it is
             behind = max([at.get(name, -0.5) for name in node.reads], default=-0.5)
-            if call and index not in gathers and behind > 0:
+            if call and index not in gathers and behind > 0 and id(node) not in again:
                 due[index] = when = behind
             elif node.made_by and not call and not waits[index]:
                 free[index] = when = behind

@@ -11,6 +11,7 @@ from statistics import quantiles
 from gopt import documents
 from gopt.artifact.manifest_check import read_manifest
 from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import from_document
 from gopt.documents.trace_record import TraceEvent, TraceFile
 from gopt.errors import InputError, OptionError
@@ -18,11 +19,10 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.ir.types import nbytes
-from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_device, fit_link
+from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_calls, fit_device
 from gopt.offline.device import DeviceFigures
 from gopt.offline.roofline import NOTHING, graph_works
 from gopt.records.mesh import Mesh
-from gopt.records.topology import Link
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import CallStep, Segment
@@ -88,8 +88,9 @@ def _call(node: Node, graph: Graph, mesh: Mesh) -> MeasuredCall:
     )
     if "shapes" in node.attributes:
         moved = nbytes(graph.type_of(node.outputs[0]).dtype, total_elements(parse_shapes(node.attributes["shapes"])))
-    rounds = 2 if node.op_type == "AllReduce" else 1
-    return MeasuredCall(rounds, members, rounds * (members - 1) / members * moved, 0.0)
+    record = COLLECTIVES[node.op_type]
+    sent = record.rounds * (members - 1) / members * moved
+    return MeasuredCall(record.rounds, members, sent, record.added(sent), 0.0)
 
 
 def _steps(events: Sequence[TraceEvent], runs: Sequence[PlannedRun], file: str) -> list[list[TraceEvent]]:
@@ -121,16 +122,12 @@ def _fitted(runs: Sequence[PlannedRun], steps: Sequence[Sequence[TraceEvent]], b
             messages += seconds
         else:
             calls.append(replace(call, seconds=_typical(seconds)))
-    gaps, between = _gaps(runs, steps), _between(steps)
-    issue = gaps.inside / max(len(called[0]), 1)
-    device = replace(device, step=between, overlaps=any(map(_overlapping, steps)))
+    gaps = _gaps(runs, steps)
+    issue, run = gaps.inside / max(len(called[0]), 1), base.run if gaps.behind_run is None else gaps.behind_run
+    device = replace(device, run=run, step=max(_between(steps) - run, 0.0), overlaps=any(map(_overlapping, steps)))
     if messages:
         device = replace(device, message=issue + _typical(messages))
-    if calls:
-        link = fit_link(Link.parse(base.link or ""), calls)
-        text = f"{link.bandwidth / 1e9:.6f}GB/s:{link.latency * 1e9:.0f}ns"
-        device = replace(device, call=issue, link=text, run=issue)
-    return device if gaps.behind_run is None else replace(device, run=gaps.behind_run)
+    return replace(fit_calls(device, calls), call=issue) if calls else device
 
 
 @dataclass(frozen=True, slots=True)

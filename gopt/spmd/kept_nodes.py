@@ -204,7 +204,7 @@ class _KeptNodes:
         for old, new in zip(node.inputs, node.outputs):
             if (name := self.renamed.get(old)) in self._points or name in self._statistics:
                 self.renamed[new] = self.renamed[old]
-            sender = self._senders.get(old) if node.op_type in PACKED else None
+            sender = self._senders.get(old) if node.op_type in PACKED and new not in self._makers else None
             if sender is not None and _axes(sender) == _axes(node) and _kind(sender) == _kind(node):
                 self.renamed.setdefault(new, sender.outputs[sender.inputs.index(old)])  # sent on to all stages
         split = _axes(node) & self._split if self._split and "group" in node.attributes else frozenset()

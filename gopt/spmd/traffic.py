@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
+from gopt.analysis.isomorphism import signature
 from gopt.collectives.layout import parse_shapes, total_elements
+from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
@@ -110,6 +112,20 @@ def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None
 def calls_of(program: SpmdProgram) -> list[CollectiveCall]:
     """Return every call of the step's graph in order, cached for the list of nodes."""
     return program.once("calls", lambda: find_calls(program))
+
+
+def made_again(nodes: Sequence[Node]) -> frozenset[int]:
+    """The ids of calls of values that earlier calls of the kind sent, too: their results are made anew for later
+    readers, and meanwhile no copy lives."""
+    sent: set[tuple[Hashable, str]] = set()
+    again = []
+    for node in nodes:
+        if node.domain == COMM and node.inputs:
+            values = {(signature(node), name) for name in node.inputs}
+            if values <= sent:
+                again.append(id(node))
+            sent |= values
+    return frozenset(again)
 
 
 def measure(calls: Sequence[CollectiveCall]) -> Overlap:
@@ -219,11 +235,11 @@ def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) ->
 
 
 def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
-    """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round, two for an all-reduce."""
+    """The mean over the group's members of a bandwidth-optimal ring: (n-1)/n·B a round."""
     size = program.mesh.size(str(node.attributes["group"]))
     if program.stages is not None and isinstance(node.sharding.on(PIPELINE), OnMember):
         payload /= program.mesh.size(PIPELINE)  # the ranks of the other stages send nothing
-    return (2 if node.op_type == "AllReduce" else 1) * (size - 1) / size * payload
+    return COLLECTIVES[node.op_type].rounds * (size - 1) / size * payload
 
 
 def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:

@@ -138,8 +138,6 @@ def _train(job: Job, options: RunOptions, hooks: RunHooks) -> tuple[int, int]:
         server_job = options.server_job(job, _ignore, _ignore)
         return server_job.endpoints, train_endpoints(server_job, options.deadline, hooks)[0]
     _, mesh = read_manifest(job.folder)
-    if isinstance(job.data, BatchStream):
-        job = replace(job, data=replace(job.data, readers=mesh.ranks // mesh.data_ranks))
     return mesh.ranks, train_ranks(job, mesh, options.deadline, hooks)[0]
 
 

@@ -50,6 +50,10 @@ FOUND = [
     Setting("stream 14601", "sp=2", 0, 1, None, {}),
     # Rows of a table of positions that the source takes, too.
     Setting("stream 87224", "tp=2", 0, 1, None, {"tensor-parallel": {"sizes": "ceil"}}),
+    # The sum of ranges of a term that is ranges itself was no sum in normal form.
+    Setting("stream 79226", "dp=2,tp=2", 1, 1, None, {"shard": {"partition": "rows"}}),
+    # A value sent on to another stage was taken for the equal sum of the backward, which one call made too.
+    Setting("families/t5_adamw", "pp=2,tp=2", 0, 2, "gpipe", {"tensor-parallel": {"regather": True}}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_device, fit_link
-from gopt.offline.device import DEVICES
+from gopt.offline.calibration import MeasuredCall, MeasuredSegment, fit_calls, fit_device
+from gopt.offline.device import DEVICES, OF_CALLS, OF_SEGMENTS, DeviceFigures
 from gopt.offline.roofline import NodeWork
 from gopt.records.topology import Link
 
@@ -71,12 +71,61 @@ def test_what_no_segment_settles_stays_near_the_known_device():
     assert fit_device(CPU, []) == CPU and fit_device(CPU, [MeasuredSegment([NodeWork()], 1.0)]) == CPU
 
 
-def test_a_link_is_found_from_calls_of_two_sizes():
-    true = Link(5e8, 2e-4)
-    calls = [
-        MeasuredCall(rounds, 2, sent, true.seconds(rounds, 2, sent))
-        for rounds, sent in 4 * ((1, 100), (2, 1e6), (1, 1e7))
-    ]
-    link = fit_link(Link(2e9, 3e-5), calls)
-    assert (link.bandwidth, link.latency) == (pytest.approx(5e8, rel=0.1), pytest.approx(2e-4, rel=0.1))
-    assert fit_link(Link(1.0, 1.0), [MeasuredCall(1, 1, 0, 1.0)]) == Link(1.0, 1.0), "a call of one rank says nothing"
+# --- calls ----------------------------------------------------------------------------------------------------------
+
+SUMS = replace(CPU, link="5GB/s:200us", adding=5e8)
+"""A host whose ranks move values in shared memory, and add slowly."""
+
+
+def called(device: DeviceFigures, kinds: str, sizes=4 * (1e3, 1e6, 1e7), members: int = 2) -> list[MeasuredCall]:
+    """Calls of kinds (A: AllReduce, R: ReduceScatter, G: AllGather) on values of some bytes, as ``device`` times
+    them."""
+    link, calls = Link.parse(device.link), []
+    for kind in kinds:
+        rounds = 2 if kind == "A" else 1
+        for size in sizes:
+            share = (members - 1) / members * size
+            added = 0.0 if kind == "G" else share
+            seconds = link.seconds(rounds, members, rounds * share) + (added / device.adding if device.adding else 0)
+            calls.append(MeasuredCall(rounds, members, rounds * share, added, seconds))
+    return calls
+
+
+def figures(device: DeviceFigures) -> tuple[float, float, float]:
+    link = Link.parse(device.link)
+    return link.bandwidth, link.latency, device.adding
+
+
+@pytest.mark.parametrize("members", [2, 4])
+@pytest.mark.parametrize("kinds", ["ARG", "RG"])
+def test_the_link_and_the_adding_behind_calls_are_found(kinds, members):
+    assert figures(fit_calls(CPU, called(SUMS, kinds, members=members))) == pytest.approx(figures(SUMS), rel=0.1)
+
+
+def test_calls_of_two_traces_settle_together_what_neither_settles_alone():
+    """AllReduces do not tell moving from adding, and AllGathers know nothing of adding."""
+    gathers = fit_calls(CPU, called(SUMS, "G"))
+    assert gathers.adding is None, "no call combines values"
+    assert figures(fit_calls(gathers, called(SUMS, "A"))) == pytest.approx(figures(SUMS), rel=0.1)
+    alone = fit_calls(CPU, called(SUMS, "A"))
+    assert figures(alone) != pytest.approx(figures(SUMS), rel=0.2)
+    for one, due in zip(called(alone, "A"), called(SUMS, "A")):
+        assert one.seconds == pytest.approx(due.seconds, rel=0.1), "AllReduces themselves are told by either"
+
+
+def test_a_second_trace_does_not_undo_the_first():
+    first, other = fit_calls(CPU, called(SUMS, "RG")), called(replace(SUMS, link="1GB/s:200us"), "RG")
+    free, held = (figures(fit_calls(device, other))[0] for device in (replace(first, settled=None), first))
+    assert free == pytest.approx(1e9, rel=0.1) and held == pytest.approx((5e9 * 1e9) ** 0.5, rel=0.2)
+
+
+def test_segments_and_calls_are_settled_apart():
+    both = fit_calls(fit_device(CPU, measured()), called(SUMS, "ARG"))
+    assert both.settled.keys() == {*OF_SEGMENTS, *OF_CALLS}
+    assert both.flops == fit_device(CPU, measured()).flops
+    again = fit_device(fit_calls(CPU, called(SUMS, "ARG")), measured())
+    assert (again.link, again.adding, again.flops) == (both.link, both.adding, both.flops)
+
+
+def test_a_call_of_one_rank_settles_nothing():
+    assert fit_calls(CPU, [MeasuredCall(1, 1, 0, 0, 1.0)]) == CPU and fit_calls(CPU, []) == CPU

@@ -11,7 +11,7 @@ from helpers import ROOT
 
 from gopt.documents.records import to_document
 from gopt.errors import InputError, OptionError
-from gopt.offline.device import DEVICES, device_of, link_of
+from gopt.offline.device import DEVICES, OF_CALLS, OF_SEGMENTS, device_of, link_of
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 
@@ -60,7 +60,9 @@ def test_an_unknown_device_is_refused(name, hint):
         ({"flops": {"float16": 1}}, "lacks float32"), ({"flops": {"float32": 1, "floaf16": 1}}, "flops has '?floaf16"),
         ({"launch": -1}, "launch"), ({"efficiency": 2}, "efficiency"), ({"speed": 1}, "speed"),
         ({"bandwidth": 1e-320}, "nothing would ever end"), ({"format": "gopt-device/2"}, "gopt-device/2"),
-        ({"settled": {"flops": [1.0]}}, "settled is not a table of 5 rows"),
+        ({"settled": {"flops": [1.0]}}, "settled has not the rows"),
+        ({"settled": {name: [1.0] * 5 for name in OF_CALLS}}, "settled has not the rows"),
+        ({"settled": {"speed": [1.0]}}, "settled has not the rows"), ({"adding": 0}, "adding is 0"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_device_is_refused(change, words, tmp_path):
@@ -68,3 +70,11 @@ def test_a_file_that_is_no_device_is_refused(change, words, tmp_path):
     path.write_text(json.dumps(OWN | change))
     with pytest.raises(InputError, match=words):
         device_of(path)
+
+
+@pytest.mark.parametrize("groups", [(OF_SEGMENTS,), (OF_CALLS,), (OF_SEGMENTS, OF_CALLS)])
+def test_a_file_says_how_firmly_segments_or_calls_settled_it(groups, tmp_path):
+    settled = {name: [1.0] * len(group) for group in groups for name in group}
+    (tmp_path / "device.json").write_text(json.dumps(OWN | {"settled": settled}))
+    read = device_of(tmp_path / "device.json").settled
+    assert {name: list(row) for name, row in read.items()} == settled

@@ -162,6 +162,8 @@ def test_nothing_faster_takes_longer(name, mesh, stage):
     )
     assert timed(name, mesh, replace(cpu, launch=cpu.launch / 2), "1GB/s:5us", settings).time.seconds < base.seconds
     assert timed(name, mesh, cpu, "2GB/s:5us", settings).time.exposed < base.exposed
+    slow, fast = (timed(name, mesh, replace(cpu, adding=adding), "1GB/s:5us", settings).time for adding in (1e9, 1e10))
+    assert slow.exposed > fast.exposed > base.exposed and slow.compute == base.compute
     assert timed(name, mesh, replace(cpu, overlaps=True), "1GB/s:5us", settings).time.seconds <= base.seconds
     assert timed(name, mesh, replace(cpu, fuse_from=None), "1GB/s:5us", settings).time.compute >= base.compute
 

@@ -1,26 +1,34 @@
-"""Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``."""
+"""Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
+
+With ``--lives``, pairs of settings: ranks train by the first, and go on by the second.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import draws
 
-from option_gen.judge import judge
+from option_gen import judge, life
 from option_gen.make import Setting
 
 
-def one(seed: int) -> draws.Case:
-    setting = Setting.draw(seed)
+def one(seed: int, *, lives: bool) -> draws.Case:
+    kind, judged = (life.Life, life.judge) if lives else (Setting, judge.judge)
+    drawn = kind.draw(seed)
     with tempfile.TemporaryDirectory() as folder:
-        return draws.Case.of(seed, f"seed {seed}: {setting.told()}", judge(setting, Path(folder)))
+        return draws.Case.of(seed, f"seed {seed}: {drawn.told()}", judged(drawn, Path(folder)))
 
 
 def main() -> int:
-    options = draws.parser("option_gen", __doc__).parse_args()
-    return draws.run(draws.of_seeds(options, one), options.minutes, quiet=("right", "refused", "unconfirmed"))
+    parser = draws.parser("option_gen", __doc__)
+    parser.add_argument("--lives", action="store_true", help="train, reshard, train on")
+    options = parser.parse_args()
+    cases = draws.of_seeds(options, partial(one, lives=options.lives))
+    return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
 
 
 if __name__ == "__main__":

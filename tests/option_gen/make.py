@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers import FIXTURES
+from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
 
 STREAM = "stream "
@@ -55,10 +55,11 @@ class Setting:
     passes: Mapping[str, Mapping[str, object]]
 
     @classmethod
-    def draw(cls, seed: int) -> Setting:
-        """The setting of a seed, on 2 to 8 ranks."""
+    def draw(cls, seed: int, step: str | None = None) -> Setting:
+        """The setting of a seed, on 2 to 8 ranks; of a ``step``, or of a drawn one."""
         r = random.Random(f"options {seed}")
-        step = r.choice(fixtures()) if r.random() < 0.75 else f"{STREAM}{r.randrange(100000)}"
+        if step is None:
+            step = r.choice(fixtures()) if r.random() < 0.75 else f"{STREAM}{r.randrange(100000)}"
         own = [axis for pattern, axes in OWN_AXES.items() if fnmatch(step, pattern) for axis in axes]
         axes = _axes(r, [*AXES, *own])
         stages = any(axis == "pp" for axis, _ in axes)
@@ -72,7 +73,8 @@ class Setting:
     def options(self) -> dict[str, Any]:
         """Keywords of ``gopt.shard``."""
         return {
-            "stage": self.stage, "accumulate": self.accumulate, "schedule": self.schedule, "passes": self.passes,
+            "stage": stage_on(self.mesh, self.stage), "accumulate": self.accumulate, "schedule": self.schedule,
+            "passes": self.passes,
         }  # fmt: skip
 
     def file(self, folder: Path) -> Path:
@@ -85,11 +87,16 @@ class Setting:
 
     def told(self) -> str:
         """As a command line."""
-        words = [f"{self.step}.onnx --mesh {self.mesh} --stage {self.stage}"]
-        words += [f"--micro-batches {self.accumulate}"] * (self.accumulate > 1)
-        words += [f"--schedule {self.schedule}"] * (self.schedule is not None)
-        words += [f"-O {owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]
-        return " ".join(words)
+        return " ".join([f"{self.step}.onnx", *self.words()])
+
+    def words(self) -> list[str]:
+        """The words of the command line behind the step."""
+        stage = stage_on(self.mesh, self.stage)
+        words = ["--mesh", self.mesh, *([] if stage is None else ["--stage", str(stage)])]
+        words += ["--micro-batches", str(self.accumulate)] * (self.accumulate > 1)
+        words += ["--schedule", str(self.schedule)] * (self.schedule is not None)
+        options = [f"{owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]
+        return words + [word for option in options for word in ("-O", option)]
 
 
 @cache

@@ -246,6 +246,36 @@ def test_a_tied_parameter_is_sent_once_a_step(fixture, mesh, options, tmp_path):
     assert gopt.prove(tmp_path / "ranks").proven
 
 
+@pytest.mark.parametrize("fixture", ["sparse/towers_product_sgd", "sparse/towers_adam"])
+@pytest.mark.parametrize(
+    ("mesh", "options", "sent"),
+    [
+        ("pp=2", {"schedule": "zb-v"}, [(772, 0), (384, 2 * 2048)]),
+        ("pp=3", {"schedule": "1f1b"}, [(384, 0), (192, 2048), (200, 2048)]),
+        ("pp=2,shard=2", {"schedule": "zb-v", "stage": 1}, [(772, 0)] * 2 + [(384, 2 * 2048)] * 2),
+        ("pp=2,shard=2", {"schedule": "zb-v", "stage": 2}, [(772, 0)] * 2 + [(384 + 2 * 2048, 0)] * 2),
+    ],
+)
+def test_a_stage_without_a_term_of_its_gradient_sums_no_micro_batches(fixture, mesh, options, sent, tmp_path):
+    """Two later stages have a term each of the gradient of a table of 2,048 bytes. ``sent``: bytes that a rank sends
+    for each micro-batch (activations of 192 bytes, the loss), and for each update: a sum of each term, but not at
+    stage 2, where micro-batches reduce gradients."""
+    for count in (2, 4):
+        report = gopt.shard(source(fixture), mesh, accumulate=count, prove=False, **options).report()
+        told = [sum(call.bytes_sent for call in rank.communication if call.op == "Send") for rank in report.ranks]
+        assert told == [count * each + once for each, once in sent], count
+    sharded = gopt.shard(source(fixture), mesh, accumulate=3, prove=False, **options)
+    table = sharded.program.graph.type_of("items")
+    assert (table.nbytes, sum(item.type == table for item in sharded.program.accumulators)) == (
+        2048, 2 if options.get("stage") != 2 else 0
+    )  # fmt: skip
+    sharded.write(tmp_path / "ranks")
+    result = gopt.verify(tmp_path / "ranks", steps=3, confirm=False)
+    assert result.equal, result.reason()
+    assert gopt.prove(tmp_path / "ranks", certificate=tmp_path / "step.cert").proven
+    assert main(["prove", str(tmp_path / "ranks"), "--check", str(tmp_path / "step.cert")]) == 0
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_a_copy_of_a_tied_parameter_is_no_further_state(tmp_path):
     """A merged model and other meshes have the parameter once, and a trained value comes back in both copies."""
@@ -514,6 +544,19 @@ def test_a_lost_share_of_a_tied_gradient_is_named(fixture, file, edit, tmp_path)
     proof, checked = gopt.prove(folder), gopt.verify(folder, steps=1, confirm=False)
     assert proof.verdict.value == "different" and tied in str(proof.to_json())
     assert not checked.equal and tied in checked.reason()
+
+
+@pytest.mark.parametrize(
+    ("file", "edit"), [("rank_0000.update.onnx", lost_share), ("rank_0001.backward.onnx", share_of_no_micro_batch)]
+)
+def test_a_lost_term_of_a_gradient_without_an_own_sum_is_named(file, edit, tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(source("sparse/towers_adam"), "pp=3", accumulate=2).write(folder)
+    edit_file(folder / file, edit)
+    accept(folder)
+    proof, checked = gopt.prove(folder), gopt.verify(folder, steps=1, confirm=False)
+    assert proof.verdict.value == "different" and "items" in str(proof.to_json())
+    assert not checked.equal and "items" in checked.reason()
 
 
 def test_a_tied_gradient_sent_before_the_last_micro_batch_is_named(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers import FIXTURES, NAMES, source
+from helpers import FIXTURES, NAMES, source, stage_on
 from products import fewer, part, spread
 
 import gopt
@@ -13,6 +13,8 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.phase import Phase
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
+from gopt.spmd.step_memory import live
+from gopt.spmd.traffic import calls_of
 from gopt.verification.verify import Verifier
 
 
@@ -90,7 +92,7 @@ def test_a_step_without_a_pair_is_refused():
 
 
 def test_tokens_need_a_dimension():
-    with pytest.raises(OptionError, match="no input of the batch has tokens"):
+    with pytest.raises(OptionError, match="the 8 tokens of 'x' do not cut into 16 parts along tp"):
         gopt.shard(source("gpt_adamw"), Mesh.parse("tp=16"), pipeline=pipeline(sequence=True))
 
 
@@ -101,7 +103,7 @@ UNEVEN = ["mlp_adamw", "emb_adamw", "cnn_sgd", "gpt_adamw", "gpt_adamw_clip_sche
     ("name", "mesh", "stage"), fewer(spread(UNEVEN, ["dp=2,tp=3", "shard=2,tp=3", "tp=4"], [0, 2, 3]), 7)
 )
 def test_uneven_parts(name, mesh, stage, tmp_path):
-    gopt.shard(source(name), Mesh.parse(mesh), stage=stage).write(tmp_path / "out")
+    gopt.shard(source(name), Mesh.parse(mesh), stage=stage_on(mesh, stage)).write(tmp_path / "out")
     equal(tmp_path / "out")
 
 
@@ -158,7 +160,7 @@ AXES = ["cp=2", "sp=2", "cp=3", "cp=2,tp=2", "sp=2,tp=2", "cp=2,sp=2", "dp=2,cp=
 def test_tokens_along_axes_of_their_own(name, mesh, tmp_path):
     if (name, mesh) == ("emb_adamw", "cp=2,sp=2"):
         pytest.skip("six tokens are not cut into four equal parts")
-    gopt.shard(source(name), Mesh.parse(mesh), stage=2).write(tmp_path / "out")
+    gopt.shard(source(name), Mesh.parse(mesh)).write(tmp_path / "out")
     equal(tmp_path / "out")
 
 
@@ -197,8 +199,22 @@ def test_activations_gathered_anew_in_the_backward(tmp_path):
     forward = gathers(kept, Phase.FORWARD)
     assert forward == gathers(anew, Phase.FORWARD) > 0
     assert gathers(anew, Phase.BACKWARD) == gathers(kept, Phase.BACKWARD) + forward
+    assert peak(anew) < peak(kept)
     anew.write(tmp_path / "out")
     equal(tmp_path / "out")
+
+
+def peak(made: gopt.Sharded) -> int:
+    """Bytes alive at once on the first rank."""
+    return live(made.program, calls_of(made.program), made.program.mesh.coordinates(0)).peak
+
+
+def test_what_the_backward_sums_anew_is_not_packed_with_the_sum_of_the_forward():
+    made = gopt.shard(source("families/t5_adamw"), Mesh.parse("tp=2"), pipeline=pipeline(regather=True))
+    nodes = made.program.graph.nodes
+    again = [node for node in nodes if node.op_type == "AllReduce" and node.outputs[0].endswith(".whole1")]
+    forward = max(at for at, node in enumerate(nodes) if node.phase is Phase.FORWARD and not node.made_by)
+    assert len(again) == 2 and all(len(node.outputs) == 1 and nodes.index(node) > forward for node in again)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from statistics import quantiles
 
 import numpy as np
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
+
+from gopt.collectives.table import COLLECTIVES
+from gopt.spmd.traffic import calls_of
 
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
 
@@ -97,6 +101,55 @@ def test_a_calibration_measures_the_work_that_a_plan_counts(name, mesh, stage, t
     starts = sum(segment.starts for segment in run.segments) * device.segment
     told = row.choice.time.compute + row.choice.time.fixed - device.run - device.step
     assert works + starts == pytest.approx(told, rel=0.05)
+    calls = calls_of(gopt.shard(model, mesh, stage=stage).program)
+    assert [(call.rounds, call.sent) for call in run.calls] == [
+        (COLLECTIVES[call.node.op_type].rounds, call.sent) for call in calls
+    ]
+    assert {call.added / call.sent for call in run.calls} == {
+        {"AllReduce": 0.5, "ReduceScatter": 1.0, "AllGather": 0.0}[call.node.op_type] for call in calls
+    }
+
+
+def test_figures_behind_a_made_up_trace_come_back(tmp_path):
+    """Two micro-steps and an update, each event of the length that a device takes, with known gaps between events."""
+    import gopt
+    from gopt.artifact.manifest_check import read_manifest
+    from gopt.ir.load import load
+    from gopt.offline.device import DEVICES
+    from gopt.records.topology import Link
+    from gopt.runtime.calibration import planned_run
+
+    true = replace(DEVICES["cpu"], link="0.5GB/s:80us", adding=1e8, call=10e-6, run=70e-6, step=300e-6)
+    gopt.shard(MODEL, "shard=2", stage=2, accumulate=2).write(tmp_path / "ranks")
+    manifest, mesh = read_manifest(tmp_path / "ranks")
+    entry, link = manifest.ranks[0], Link.parse(true.link)
+    planned = {}
+    for phase in manifest.schedule:
+        graph = load(tmp_path / "ranks" / entry.files[phase], own=True)
+        planned[phase] = planned_run(graph, manifest.next_inputs(entry), mesh, 0, true)
+    runs = [planned[phase] for phase, count in manifest.schedule.items() for _ in range(count)]
+    gap = true.call * sum(len(run.calls) for run in runs) / sum(run.events - 1 for run in runs)
+    now, events = 0.0, []
+    for _ in range(12):
+        for run in runs:
+            done = [(title, 0, sum(work.seconds(true) for work in segment.works) + segment.starts * true.segment)
+                    for title, segment in zip(run.titles, run.segments)]  # fmt: skip
+            done += [("call", 1, link.seconds(call.rounds, call.members, call.sent) + call.added / true.adding)
+                     for call in run.calls]  # fmt: skip
+            for name, thread, seconds in done:
+                events.append({"name": name, "ph": "X", "pid": 0, "tid": thread, "ts": 1e6 * now, "dur": 1e6 * seconds})
+                now += seconds + gap
+            now += true.run - gap
+        now += true.step
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    found = gopt.calibrate(tmp_path / "ranks", tmp_path / "trace.json")
+    assert (found.call, found.run, found.step) == pytest.approx((true.call, true.run, true.step), rel=0.01)
+    told = Link.parse(found.link)
+    for call in [call for run in runs for call in run.calls]:
+        seconds = told.seconds(call.rounds, call.members, call.sent) + call.added / found.adding
+        due = link.seconds(call.rounds, call.members, call.sent) + call.added / true.adding
+        assert seconds == pytest.approx(due, rel=0.05)
+    assert found.flops["float32"] == pytest.approx(true.flops["float32"], rel=0.01)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

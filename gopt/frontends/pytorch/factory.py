@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
 from gopt.frontends.pytorch.scripts import Script, script_factory
+from gopt.system.python_files import run_file
 from gopt.text.sanitize import show
 from gopt.text.suggestions import did_you_mean
 
@@ -380,21 +380,10 @@ def _there(path: Path) -> Path:
 
 def _from_file(path: Path) -> Any:
     Script.read(_there(path)).refuse_training()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(
-            f"{path} is not a Python module", "write MODULE:FACTORY with a .py file, or with a module on PYTHONPATH"
-        )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # pickles and dataclasses look there
-    sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        return run_file(path)
     except Exception as error:
         raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
 
 
 def _from_path(name: str) -> Any:

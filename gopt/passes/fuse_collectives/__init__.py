@@ -13,7 +13,7 @@ from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse
 from gopt.passes.fuse_collectives.order import CallOrder, orders
-from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
+from gopt.passes.fuse_collectives.pack import BoundCalls, Packing, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.records.pass_facts import FusionFacts, PassOptions
 from gopt.spmd.pass_records import PassResult
@@ -46,8 +46,8 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
     rewriter = GraphRewriter(program.graph, NAME)
     combined = combine(program, rewriter)
     rewriter.finish()
-    parts = parts_so_far(program)
-    free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
+    bound = BoundCalls(program.graph, parts_so_far(program))
+    free = [node for node in program.graph.nodes if node.domain == COMM and not bound.why(node)]
     result = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
     packings = min(result, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = rewriter.removed
@@ -64,7 +64,7 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
     rewriter.finish()
     facts = FusionFacts(
         fused_calls=number, **combined, keys=tuple(packing.facts for packing in packings),
-        neighbours=neighbours(program.graph, placed, parts),
+        neighbours=neighbours(program.graph, placed, bound),
     )  # fmt: skip
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(

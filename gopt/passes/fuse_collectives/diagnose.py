@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.passes.fuse_collectives.pack import Key, PackedBucket, bound_by
+from gopt.passes.fuse_collectives.pack import BoundCalls, Key, PackedBucket
 from gopt.records.pass_facts import NeighbourCalls
 
 Place = tuple[int, PackedBucket]
 """A bucket and its number among the buckets of its key."""
 
 
-def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> tuple[NeighbourCalls, ...]:
+def neighbours(graph: Graph, placed: Mapping[int, Place], bound: BoundCalls) -> tuple[NeighbourCalls, ...]:
     """Every pair of consecutive calls, and why they stay two; ``placed``: call -> bucket."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     return tuple(
-        NeighbourCalls(earlier.label, later.label, _why(graph, earlier, later, placed, parts))
+        NeighbourCalls(earlier.label, later.label, _why(graph, earlier, later, placed, bound))
         for earlier, later in pairwise(calls)
     )
 
 
-def _why(graph: Graph, earlier: Node, later: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
+def _why(graph: Graph, earlier: Node, later: Node, placed: Mapping[int, Place], bound: BoundCalls) -> str:
     for node in (earlier, later):
-        if bound_by(graph, node, parts) == "pairwise call":
+        if bound.why(node) == "pairwise call":
             return "pairwise call"
     a, b = Key.of(graph, earlier), Key.of(graph, later)
     for name in ("kind", "group", "root", "dtype", "reduce", "sharding"):
@@ -33,7 +33,7 @@ def _why(graph: Graph, earlier: Node, later: Node, placed: Mapping[int, Place], 
             return f"different {name}: {ours}, {theirs}"
     for node in (earlier, later):
         if id(node) not in placed:
-            return bound_by(graph, node, parts)
+            return bound.why(node)
     placements = [placed[id(earlier)], placed[id(later)]]
     single = [bucket.why for _, bucket in placements if bucket.alone]
     return single[0] if single else min(placements, key=lambda item: item[0])[1].why

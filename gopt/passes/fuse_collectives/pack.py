@@ -17,6 +17,7 @@ from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives.order import CallOrder
 from gopt.records.pass_facts import FusedCalls
 from gopt.records.placements import Sharding
+from gopt.spmd.traffic import made_again
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
 """Take any number of tensors as they are."""
@@ -109,30 +110,42 @@ class Packing:
         )  # fmt: skip
 
 
-def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
-    """Return the reason why a call must not be fused, or ''.
+class BoundCalls:
+    """The calls of a graph that must not be fused. ``parts``: the values that ranks have in parts."""
 
-    ``parts``: the values that ranks have in parts."""
-    if COLLECTIVES[node.op_type].pairwise:
-        return "pairwise call"
-    if "cuts" in node.attributes:
-        return "cut bucket: planned with the cap of shard"
-    if node.op_type not in (*PACKED, *ALONG_AXIS):
-        return f"{node.op_type} calls are not packed"
-    if not node.inputs or not all((*node.inputs, *node.outputs)):
-        return "absent value"
-    if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
-        return "a mapping of a dimension: a packed call would not be a mapping of it"
-    if node.op_type == "AllGather" and node.made_by == "statistics":
-        return "rows of samples: ranks hold no parts of them"
-    if node.op_type == "ReduceScatter" and not spans_data_axes(node, data_axes(graph)):
-        return "a mapping of the source: members have parts of a dimension"
-    unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
-    if unknown:
-        return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
-    if node.op_type in ALONG_AXIS and len(set(node.attributes["sizes"])) > 1:
-        return "its members' slices differ"
-    return ""
+    def __init__(self, graph: Graph, parts: Container[str]) -> None:
+        self._graph, self._parts = graph, parts
+        self._again = made_again(graph.nodes)
+
+    def why(self, node: Node) -> str:
+        """Return the reason why a call must not be fused, or ''."""
+        if COLLECTIVES[node.op_type].pairwise:
+            return "pairwise call"
+        if "cuts" in node.attributes:
+            return "cut bucket: planned with the cap of shard"
+        if node.op_type not in (*PACKED, *ALONG_AXIS):
+            return f"{node.op_type} calls are not packed"
+        if not node.inputs or not all((*node.inputs, *node.outputs)):
+            return "absent value"
+        if id(node) in self._again:
+            return "made again for later readers, so that no value lives until then"
+        if node.op_type in ALONG_AXIS and node.made_by == "tensor-parallel":
+            return "a mapping of a dimension: a packed call would not be a mapping of it"
+        if node.op_type == "AllGather" and node.made_by == "statistics":
+            return "rows of samples: ranks hold no parts of them"
+        if node.op_type == "ReduceScatter" and not spans_data_axes(node, data_axes(self._graph)):
+            return "a mapping of the source: members have parts of a dimension"
+        return self._unlike(node)
+
+    def _unlike(self, node: Node) -> str:
+        """Return a reason that follows from the values of a call, or ''."""
+        graph, parts = self._graph, self._parts
+        unknown = [name for name in (*node.inputs, *node.outputs) if name in parts or not graph.type_of(name).static]
+        if unknown:
+            return f"the shape of {unknown[0]} is not the same on every rank, or unknown"
+        if node.op_type in ALONG_AXIS and len(set(node.attributes["sizes"])) > 1:
+            return "its members' slices differ"
+        return ""
 
 
 def item(graph: Graph, node: Node, order: CallOrder, weighed: Mapping[str, TensorType]) -> PackedItem:

@@ -1,4 +1,4 @@
-"""Sums of gradients of a tied parameter on each stage with a reader, sent once for all micro-batches."""
+"""Sums of gradients on each stage with a term, sent once for all micro-batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Gradients:
             value = next(name for name in adds_up.inputs if name != accumulator.input)
             gradient = _Gradient(accumulator, adds_up, value)
             self._follow(gradient)
-            if gradient.additions:
+            if gradient.terms:
                 gradients.append(gradient)
         return gradients
 
@@ -116,26 +116,35 @@ class _Apart:
     def rewrite(self, readers: Sequence[Node]) -> None:
         """``readers``: of the sum over micro-batches."""
         gradient, rewriter, old = self.gradient, self.rewriter, self.gradient.accumulator
-        if not gradient.local:  # the parameter's stage adds up what one stage goes on sending
-            gradient.local.extend(node.first_output for node in gradient.terms.popitem()[1])
         late = [node for node in readers if node is not gradient.adds_up and not node.is_in(SIZES)]
-        total, reader = old.input, rewriter.earliest(late)
+        totals, reader = [old.input] if gradient.local else [], rewriter.earliest(late)
         for stage, terms in gradient.terms.items():
-            total = self._sum_on(stage, terms, total, reader)
+            totals = [self._sum_on(stage, terms, totals, reader)]
         for node in late:
-            rewriter.rewire(node, old.input, total)
-        if gradient.terms:
-            home = self.program.value_stages[gradient.adds_up.first_output]
-            root = f"{PREFIX}.{gradient.value}.own"
+            rewriter.rewire(node, old.input, totals[0])
+        home, root = self.program.value_stages[gradient.adds_up.first_output], f"{PREFIX}.{gradient.value}.own"
+        if gradient.local:
             rewriter.rewire(
                 gradient.adds_up, gradient.value, self._added(gradient.local, root, home, gradient.adds_up.sharding)
             )
-            for node in gradient.additions:
-                assert node.source is not None
-                rewriter.remove(node.source, "each stage sums its part over micro-batches")
+        else:
+            self._drop_sum(readers)
+        for node in gradient.additions:
+            assert node.source is not None
+            rewriter.remove(node.source, "each stage sums its part over micro-batches")
 
-    def _sum_on(self, stage: int, terms: Sequence[Node], total: str, reader: Node | None) -> str:
-        """Sum the terms of a stage there, and add the sum to ``total`` before ``reader``; returns the result."""
+    def _drop_sum(self, readers: Sequence[Node]) -> None:
+        """Leave out the sum over micro-batches of a stage without a term: the sum, the next one and the zeros."""
+        program, old = self.program, self.gradient.accumulator
+        sizes = {name for node in readers if node.is_in(SIZES) for name in node.outputs}
+        for name in (old.added, old.output, *sizes):
+            self.rewriter.discard(name)
+        program.accumulators.remove(old)
+        del program.graph.inputs[old.input]
+
+    def _sum_on(self, stage: int, terms: Sequence[Node], totals: Sequence[str], reader: Node | None) -> str:
+        """Sum the terms of a stage there, and add the sum to a total so far, or none, before ``reader``; returns the
+        result."""
         program, rewriter, old = self.program, self.rewriter, self.gradient.accumulator
         values, home = [node.inputs[0] for node in terms], _stages(terms[0])[1]
         root, sharding = f"{PREFIX}.{values[0]}.sum", self.plan.on(stage, on_all_stages(self.gradient.adds_up.sharding))
@@ -153,10 +162,12 @@ class _Apart:
             TRANSFER, [root], {f"{root}.stage{home}": old.type}, domain=SPMD, attributes=dict(terms[0].attributes),
             sharding=terms[0].sharding, before=reader,
         )  # fmt: skip
-        result = rewriter.add(
-            "Add", [total, *sent.outputs], {f"{root}.total": old.type}, sharding=self.gradient.adds_up.sharding,
-            before=reader,
-        )  # fmt: skip
+        result = sent
+        if totals:
+            result = rewriter.add(
+                "Add", [*totals, *sent.outputs], {f"{root}.total": old.type}, sharding=self.gradient.adds_up.sharding,
+                before=reader,
+            )  # fmt: skip
         sent.phase = result.phase = Phase.UPDATE
         for node in terms:
             rewriter.discard(node.first_output)

@@ -25,10 +25,10 @@ class BatchStream:
 
     An element is a mapping from input to array, a tuple of arrays in the order of the inputs, or an array where a batch
     is one input; arrays may be PyTorch tensors. An iterable that is no iterator starts anew at its end. ``readers``:
-    ranks that read the same batch."""
+    readers of batches, each noted before the first batch; a middle stage of a pipeline reads none."""
 
     values: Iterable[Any]
-    readers: int = 1
+    readers: int = 0
     _iterator: Iterator[Any] | None = None
     _begun: int | None = None
     """The first element that a rank asks for: a resumed run passes over those before."""
@@ -36,6 +36,11 @@ class BatchStream:
     _pending: dict[int, tuple[Any, int]] = field(default_factory=dict)
     """Elements that some reader has not taken yet, and how many have."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def note_reader(self) -> None:
+        """Count a rank before the first of all the batches of a part."""
+        with self._turn:
+            self.readers += 1
 
     def take(self, turn: MicroStep) -> Any:
         """The element of a micro-step. Raises DataEndedError."""
@@ -49,7 +54,7 @@ class BatchStream:
                     self._pending[self._next] = value, 0
                 self._next += 1
             value, reads = self._pending.pop(index)
-            if reads + 1 < self.readers:
+            if reads + 1 < self.readers // turn.parts:
                 self._pending[index] = value, reads + 1
             return value
 

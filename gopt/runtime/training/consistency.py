@@ -99,12 +99,13 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 def _call_text(node: Node, graph: Graph) -> str:
     """The text of a call, to be equal on all members of the group."""
-    if COLLECTIVES[node.op_type].pairwise:
+    record = COLLECTIVES[node.op_type]
+    if record.pairwise:
         moved = node.inputs or node.outputs
         return f"tag {node.attributes['tag']} {', '.join(str(graph.type_of(name)) for name in moved)}"
     attributes = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
     types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
-    shown = "" if "cuts" in attributes and node.op_type == "ReduceScatter" else " " + ", ".join(types)
+    shown = "" if record.shares else " " + ", ".join(types)
     return f"{node.op_type} {json.dumps(attributes)}{shown}"
 
 

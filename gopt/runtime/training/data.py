@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.fitted_arrays import cast, check_kind, class_of
 from gopt.runtime.training.sample_files import FORMS, StoredSamples, check_samples, on_disk, read_samples
 from gopt.runtime.training.sample_rows import FileRows, JoinedRows, SampleFile, Samples
+from gopt.system.python_files import module_of
 
 _YIELD = "let it yield dictionaries: input -> array"
 
@@ -125,14 +127,9 @@ def load_function(text: str) -> Callable[..., Any]:
     """The function that ``module:function`` or ``FILE.py:function`` names; the current folder is searched too. Raises
     OptionError."""
     module, name = _module_and_name(text)
-    folder = os.getcwd()
-    if module.endswith(".py"):
-        folder, module = str(Path(module).resolve().parent), Path(module).stem
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     try:
-        function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        function = getattr(module_of(Path(module)) if module.endswith(".py") else _imported(module), name)
+    except (ImportError, FileNotFoundError, AttributeError) as error:
         raise OptionError(
             f"cannot find {text!r}: {error}", "write FILE.py:function, or module:function with the module on PYTHONPATH"
         ) from error
@@ -140,6 +137,13 @@ def load_function(text: str) -> Callable[..., Any]:
         raise OptionError(f"{text!r} is not a function", "write module:function")
     loaded: Callable[..., Any] = function
     return loaded
+
+
+def _imported(module: str) -> ModuleType:
+    """A module on the path, or in the current folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return importlib.import_module(module)
 
 
 def _module_and_name(text: str) -> tuple[str, str]:

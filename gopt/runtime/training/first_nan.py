@@ -35,10 +35,10 @@ def first_nan(
         if fault := _fault(value):
             return f"in the start values: {show(name)} {fault}"
     try:
-        reason = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
+        reason = next(filter(None, (_in_source(job, {**batch, **hyper}) for batch in batches)), "")
     except (GoptError, MemoryError):  # a source that cannot run here
         reason = ""
-    return f"in the first forward: {reason or 'its data and start values are numbers'}"
+    return reason or "in the first forward: its data and start values are numbers"
 
 
 def _pieces(states: Sequence[LocalState], values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -63,9 +63,9 @@ def _fault(value: Any) -> str:
     return f"is {kind} in {int(bad.sum())} of its {array.size} numbers{row}"
 
 
-def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
-    """The first value of the source's forward, from the start values of the folder, that is NaN, or else infinite; ''
-    without such a value, or where start values lie elsewhere."""
+def _in_source(job: Job, feeds: Mapping[str, Array]) -> str:
+    """The first start value of the folder that is no number, of any rank, or else the first value of the source's
+    forward that is NaN, or infinite; '' without such a value, or where start values lie elsewhere."""
     folder = read_folder(job.folder)
     if job.startup and folder.startup is not None:
         return ""
@@ -74,6 +74,9 @@ def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
         graph.initializers.update(
             {name: value for name, value in load_state(job.state).items() if name in folder.missing}
         )
+    for name in (state.tensor for state in folder.manifest.states if state.tensor in graph.initializers):
+        if fault := _fault(graph.initializers[name].numpy()):
+            return f"in the start values: {show(name)} {fault}"
     part = pruned(graph, folder.manifest.losses)
     producers = {
         name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS
@@ -82,4 +85,6 @@ def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
     values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds})
     faults = {name: fault for name in producers if (fault := _fault(values[name]))}
     name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
-    return "" if name is None else f"{show(name)}, which {producers[name].op_type} computes, {faults[name]}"
+    if name is None:
+        return ""
+    return f"in the first forward: {show(name)}, which {producers[name].op_type} computes, {faults[name]}"

@@ -21,6 +21,7 @@ from gopt.runtime.memory import peak_memory
 from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
+from gopt.runtime.training.batch_stream import StreamSource
 from gopt.runtime.training.batch_types import batch_types, samples_in
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.data import BatchSource, open_data
@@ -74,9 +75,12 @@ class Trainer:
         rank.held = self._start()
         order = job.order(rank.micro_steps, self.manifest.samples_axis)
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
-        self._reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
-        """Phases that read a batch."""
-        self._last_reading = next((name for name in reversed(rank.graphs) if name in self._reading), "")
+        reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
+        self._reads = {turn: at for at, (phase, turn) in enumerate(rank.actions) if phase in reading}
+        """Micro-step -> the last action that reads its batch."""
+        self._reading = reading
+        if reading and isinstance(self.data, StreamSource):
+            self.data.stream.note_reader()
         self._samples = samples_in(self.manifest, {name: type.dims for name, type in self.types.items() if type.static})
         """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
@@ -189,7 +193,7 @@ class Trainer:
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         weights: list[float] = []
         times, batches = self.rank.micro_steps, dict[int, Mapping[str, Array]]()
-        for phase, turn in self.rank.actions:
+        for at, (phase, turn) in enumerate(self.rank.actions):
             feeds: Mapping[str, Any] = hyper
             if phase in self._reading:
                 if turn not in batches:
@@ -198,7 +202,7 @@ class Trainer:
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
                 feeds = hyper | self.rank.record.feeds(batches[turn])
-                if self.step and phase == self._last_reading:
+                if self.step and at == self._reads[turn]:
                     del batches[turn]
             shown = self.rank.run_phase(phase, turn, feeds, collectives)
             if self.manifest.loss in shown and self.rank.weight in feeds:

@@ -884,11 +884,16 @@ class Elements:
 
     def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}
-        for piece in pieces:
-            single = self._element(*piece[:2]) if piece[2] - piece[1] == 1 else None
-            for atom, factor in self._total_terms(*piece) if single is None else ((single, 1),):
-                terms[atom] = terms.get(atom, 0) + factor
+        for atom, factor in self._totals(pieces):
+            terms[atom] = terms.get(atom, 0) + factor
         return self.linear(terms, ())
+
+    def _totals(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, Coefficient]]:
+        for root, start, stop in pieces:
+            if stop - start == 1:
+                yield self._element(root, start), 1
+            else:
+                yield from self._total_terms(root, start, stop)
 
     def _element(self, root: int, at: int) -> int:
         """An element of a value."""
@@ -903,6 +908,9 @@ class Elements:
         for atom, factor in self.summands(root):
             if self.elements(atom) == 1:
                 yield self.view(atom, ()), factor * count
+            elif self.all[self.root(atom)].op == FLAT:
+                inner = self._totals(self.cut(atom, start, stop))
+                yield from ((part, factor * times) for part, times in inner)
             else:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
 

@@ -13,6 +13,7 @@ from gopt.errors import GoptError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.batch_stream import BatchStream, StreamSource
+from gopt.verification import sampling
 
 TYPES = {"x": TensorType("float32", (2,)), "y": TensorType("int64", ())}
 
@@ -31,7 +32,9 @@ class Loader:
 @pytest.mark.parametrize("readers", [1, 3])
 @pytest.mark.parametrize("first", [0, 4])
 def test_ranks_take_every_element_once_in_any_order_of_threads(readers, first):
-    stream, seen, lock = BatchStream(Loader(), readers), [], threading.Lock()
+    stream, seen, lock = BatchStream(Loader()), [], threading.Lock()
+    for _ in range(2 * readers):
+        stream.note_reader()
 
     def rank(part: int) -> None:
         source = StreamSource(stream, TYPES)
@@ -78,3 +81,33 @@ def test_a_run_reads_the_batches_that_it_is_given(mesh):
     asked = gopt.run(folder, whole, 4, settings={"lr": 0.1}).losses
     assert asked == gopt.run(folder, given, 4, settings={"lr": 0.1}).losses
     assert asked[:3] == gopt.run(folder, ((each["x"], each["y"]) for each in given), 3, settings={"lr": 0.1}).losses
+
+
+FUNCTION = """
+import numpy as np
+
+def batches(part, parts):
+    stored = np.load({path!r})
+    for number in range(part, len(next(iter(stored.values()))), parts):
+        yield {{key: stored[key][number] for key in stored}}
+"""
+
+
+@pytest.mark.parametrize("name", ["mlp_sgd", "sparse/towers_adam"])
+@pytest.mark.parametrize(("mesh", "parts"), [("pp=2", 1), ("pp=2,dp=2", 2)])
+def test_a_rank_of_several_stages_reads_each_batch_once(name, mesh, parts, tmp_path):
+    """The gradients of the first stage's weights need the batch when the last stage is done with it."""
+    step, generator = gopt.load(FIXTURES / f"{name}.onnx"), np.random.default_rng(0)
+    ranges = sampling.integer_ranges(step.training)
+    drawn = [sampling.draw_inputs(step.training, step.training.batch, generator, ranges) for _ in range(9 * parts)]
+    np.savez(tmp_path / "batches.npz", **{key: np.stack([batch[key] for batch in drawn]) for key in drawn[0]})
+    (tmp_path / "data.py").write_text(FUNCTION.format(path=str(tmp_path / "batches.npz")))
+    made = {schedule: gopt.shard(step, mesh, accumulate=3, schedule=schedule) for schedule in ("gpipe", "zb-v")}
+    runs = [
+        gopt.run(ranks, data, 3, settings={"lr": 0.1})
+        for ranks in made.values() for data in (iter(drawn), f"{tmp_path}/data.py:batches")
+    ]  # fmt: skip
+    assert len({*runs[0].losses}) == 3
+    for run in runs[1:]:
+        assert np.allclose(run.losses, runs[0].losses, rtol=1e-4)
+        assert all(np.allclose(value, run.states[key], atol=1e-4) for key, value in runs[0].states.items())

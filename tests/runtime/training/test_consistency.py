@@ -64,6 +64,20 @@ def test_the_first_call_that_differs_is_named(tmp_path):
         run_threads(MESH, 60.0, lambda engine: check_calls(engine, MESH, {"step": other if engine.rank == 2 else same}))
 
 
+def test_members_of_a_call_may_have_unequal_shares(tmp_path):
+    def exchanged(rank: int) -> Graph:
+        """Columns for rows, of which the first member has more."""
+        rows, columns = [3, 1], [4, 2]
+        shape = [sum(rows), columns[rank]]
+        sizes = {"split_axis": 0, "split_sizes": rows, "concat_axis": 1, "concat_sizes": columns}
+        call = comm("AllToAll", ["x"], ["y"], "shard", **sizes)
+        (home := tmp_path / str(rank)).mkdir()
+        return make(home, [call], {"x": ("float32", shape)}, {"y": ("float32", [rows[rank], 6])})
+
+    graphs = [exchanged(0), exchanged(1)]
+    run_threads(MESH, 60.0, lambda engine: check_calls(engine, MESH, {"step": graphs[engine.rank % 2]}))
+
+
 def test_different_meshes_are_named(tmp_path):
     graph, other = summed(tmp_path / "same", "dp"), Mesh.parse("dp=4")
     with pytest.raises(RunError, match="ranks run different meshes: dp=2,shard=2 and dp=4"):
