@@ -45,7 +45,7 @@ class Sliding:
 
     @property
     def still(self) -> bool:
-        """Whether each result place is the operand's place."""
+        """Whether results stand where the operand stands."""
         return (self.kernel, self.stride, self.pad, self.length) == (1, 1, 0, self.made)
 
     @property

@@ -43,6 +43,7 @@ NUMBERS = names(lambda record: record.slopes and max(record.slopes) < Slope.CURV
 """Forms and operators whose results are numbers where the operands are."""
 Cut = tuple[tuple[int, Any], ...]
 """Sums with some of their terms: expression, and the ranges of positions of indices; None: another value of a leaf."""
+PADDED = "Pad"
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
 SINGLE = frozenset(CARRIED) - {"flat"} | {
@@ -447,7 +448,7 @@ class PointValues(PrimeField):
             rest = arrays[data:]
             if all(array is not None for array in rest):
                 return moved(values[:data], self.lead, lambda of: np.asarray(kernel(attributes, [*of, *rest])))
-        pads = arrays[1] if op == "Pad" and attributes["mode"] == "constant" and 1 < len(arrays) < 4 else None
+        pads = arrays[1] if op == PADDED and attributes["mode"] == "constant" and 1 < len(arrays) < 4 else None
         if pads is not None and (pads >= 0).all():
             beside, ends = [*values[2:], np.zeros([1] * self.lead, np.uint64)][0], [*zip(*pads.reshape(2, -1))]
             return moved([values[0], beside], self.lead, lambda of: np.pad(of[0], ends, constant_values=of[1].item()))

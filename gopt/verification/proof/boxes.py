@@ -270,7 +270,7 @@ class Boxes(Movements):
         return min(boxes, key=lambda box: self.elements(box[0]) or 0, default=None)
 
     def _containing(self, whole: int, selection: Selection, shape: Sizes) -> Iterator[Box]:
-        """The parts taken by the source of a value that contain a selection."""
+        """The source's parts of a value around a selection."""
         for outer, number in self.known.get(whole, ()):
             inner = []
             for dim, size in enumerate(shape):
@@ -282,8 +282,8 @@ class Boxes(Movements):
                 yield number, normal(inner, self._sizes(number) or ())
 
     def surroundings(self, number: int) -> Iterator[Box]:
-        """All values of the source that a part is a part of, in all possible shapes: first the value itself, then parts
-        that the source takes of it, in any order."""
+        """All values of the source around a part, in all possible shapes: the value under the part in front, then the
+        source's parts of the value, in any order."""
         base, part = self._base(number), self._sizes(number) or ()
         if base is None:
             return
@@ -308,7 +308,7 @@ class Boxes(Movements):
         if self.all[root].op != LINEAR or not shape[dim]:
             return None
         selection = along(dim, runs, len(shape))
-        free, first = self._free(root), None
+        free, result = self._free(root), None
         for at in sorted(range(len(before)), key=lambda at: at != dim):
             if free[at] and before[at] * size % shape[dim] == 0:
                 longer = (*before[:at], before[at] * size // shape[dim], *before[at + 1 :])
@@ -316,8 +316,8 @@ class Boxes(Movements):
                 if self.take(whole, selection) == number:
                     if self.root(whole) < self.of_ranks:
                         return whole
-                    first = whole if first is None else first
-        return first
+                    result = whole if result is None else result
+        return result
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
         if self._aligned(operands):
@@ -339,7 +339,7 @@ class Boxes(Movements):
     def _elementwise_parts(
         self, make: Callable[[Sequence[int]], int], operands: Sequence[int], parts: Sequence[int]
     ) -> int:
-        """The result of an elementwise operator on operands of which some are parts."""
+        """The result of an elementwise operator, where some operands are parts."""
         if self.sealed:
             result = self._elementwise_boxes(make, operands)
             if result is not None:
@@ -442,8 +442,8 @@ class Boxes(Movements):
         return self._of_wholes(make, operands, *fitting, shape)
 
     def _elementwise_of_source(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
-        """The result as a part of a value of the source, where operands are the same part of any values around them;
-        None for any other result."""
+        """The result as a part of a value of the source, where operands are equal parts of values around; None for any
+        further result."""
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or len(shape) == 1:
             return None
@@ -452,8 +452,8 @@ class Boxes(Movements):
             chosen = self._ranges_of(lead, len(shape))
             alike = [[box for box in row if self._ranges_of(box, len(shape)) == chosen] for row in rows]
             fits = all(length(runs, size) == shape[dim] for dim, (size, runs) in chosen.items())
-            if fits and all(found or not row for found, row in zip(alike, rows)):
-                boxes = [next(iter(found), None) for found in alike]
+            if fits and all(fitting or not row for fitting, row in zip(alike, rows)):
+                boxes = [next(iter(fitting), None) for fitting in alike]
                 result = self._of_wholes(make, operands, boxes, chosen, shape)
                 if result is not None and self.in_source(result):
                     return result

@@ -267,7 +267,7 @@ def _added_at_places(
 
 
 def _between_zeros(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Rows added to zeros at constant positions: the rows from the first to the last position, zeros beside them."""
+    """Rows added to zeros at constant positions: a range of rows between zeros."""
     expressions, index = reader.expressions, arrays[1]
     adds = node.attributes.get("reduction") == "add" and "Elements" not in node.op_type
     if not adds or expressions.uniform(operands[0]) != 0 or index is None or not index.size or not elements(shape):

@@ -119,7 +119,7 @@ class ConstantTable:
         return tuple(int(size or 0) for size in self.expressions.shape(number) or ())
 
     def setting(self, number: int) -> np.ndarray | None:
-        """The value of a small constant, or of a number, which a rule of dimensions may ask for."""
+        """The value of a small constant, or of a number, for rules of dimensions."""
         value = self.expressions.uniform(number) if self.expressions.elements(number) == 1 else None
         return self.array(number) if value is None else np.full(self._sizes(number), float(value))
 

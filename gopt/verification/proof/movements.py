@@ -273,8 +273,8 @@ class Movements(Elements):
         return (Stretch(self.linear({ONE: value}, ()), 0, combined([(count, 0)])),)
 
     def borders(self, number: int, due: Coefficient | None = None) -> list[tuple[int, int]]:
-        """The range of the operand of a Pad in each dimension of the result; [] for an unknown one, or with another
-        number than ``due`` beside the operand."""
+        """The range of the operand of a Pad in each dimension of the result; [] where unknown, or where another number
+        than ``due`` stands beside the operand."""
         _, attributes, (data, pads, *rest), _ = self.all[number]
         amounts, value = self.arrays.get(pads), self.uniform(rest[0]) if rest else 0
         if attributes != ((), 0) or len(rest) > 1 or value is None or due not in (None, value):
@@ -284,7 +284,7 @@ class Movements(Elements):
         return [(front, front + size) for front, size in zip(amounts.tolist(), self._sizes(data) or ())]
 
     def _bordered(self, number: int) -> Stretches | None:
-        """Numbers in front of and behind the elements of each dimension."""
+        """Numbers in front of and behind the elements of dimensions."""
         (data, _, *rest), sizes, ends = self.all[number].operands, list(self._sizes(number) or ()), self.borders(number)
         stretches, value = self.stretches(data), (self.uniform(rest[0]) if rest else 0) or 0
         for dim in reversed(range(len(ends))):

@@ -294,12 +294,12 @@ class PartialSums(Boxes):
             raise UnknownSize("a sum of unknown size")
         if len(set(axes)) == len(sizes):
             return self.total(number, (1,) * len(sizes))
-        own = self.box(number) or (number, (None,) * len(sizes))
-        nearest = self._sum_of_part(number, *own, axes, sizes)
+        nearby = self.box(number) or (number, (None,) * len(sizes))
+        nearest = self._sum_of_part(number, *nearby, axes, sizes)
         if not self.sealed or self.in_source(nearest):
             return nearest
         boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
-        results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != own)
+        results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != nearby)
         return next(filter(self.in_source, results), nearest)
 
     def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:

@@ -120,19 +120,18 @@ def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
 
 
 def _within_repeats(outer: Runs, inner: Runs) -> Runs | None:
-    """Selected positions, counted in ``outer`` with repeated positions: each at the first place behind the one before,
-    if there is one."""
+    """Selected positions, counted in ``outer`` with repeated positions: ascending as far as possible."""
     if max(length(outer, 0), length(inner, 0)) > MOST:
         return None
-    places: dict[int, list[int]] = {}
-    for place, at in enumerate(positions(outer)):
-        places.setdefault(at, []).append(place)
+    counts: dict[int, list[int]] = {}
+    for count, at in enumerate(positions(outer)):
+        counts.setdefault(at, []).append(count)
     result, last = list[tuple[int, int]](), -1
     for at in positions(inner):
-        if at not in places:
+        if at not in counts:
             return None
-        behind = bisect_right(places[at], last)
-        last = places[at][behind if behind < len(places[at]) else 0]
+        behind = bisect_right(counts[at], last)
+        last = counts[at][behind if behind < len(counts[at]) else 0]
         result.append((last, last + 1))
     return joined(result)
 

@@ -1,4 +1,4 @@
-"""Elements that are zero whatever the leaves are: borders that the source pads, in products, sums and movements."""
+"""Elements of expressions with the value zero for all leaves: borders of a Pad, in products, sums and movements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEPTH = 16
 
 
 def are_zero(expressions: Movements, number: int, selection: Selection, depth: int = DEPTH) -> bool:
-    """Return whether the selected elements of an expression are known to be zero."""
+    """Return whether the selected elements of an expression are zero, as far as laws say so."""
     op, _, operands, shape = expressions.all[number]
     if expressions.uniform(number) == 0:
         return True
@@ -25,8 +25,8 @@ def are_zero(expressions: Movements, number: int, selection: Selection, depth: i
     if op == PRODUCT and not expressions.finite[number]:
         return False
     rows = _behind(expressions, number, selection)
-    found = (are_zero(expressions, operand, chosen, depth - 1) for operand, chosen in rows)
-    return any(found) if op == PRODUCT else op in _MOVED and all(found)
+    inner = (are_zero(expressions, operand, chosen, depth - 1) for operand, chosen in rows)
+    return any(inner) if op == PRODUCT else op in _MOVED and all(inner)
 
 
 _MOVED = frozenset({LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
@@ -39,7 +39,7 @@ def _in_border(selection: Selection, dim: int, ends: tuple[int, int]) -> bool:
 
 
 def _behind(expressions: Movements, number: int, selection: Selection) -> Iterator[tuple[int, Selection]]:
-    """The operands of an expression, and the elements that the selected ones are made of."""
+    """The operands of an expression, and the elements behind the selected elements."""
     op, attributes, operands, shape = expressions.all[number]
     for operand in operands:
         sizes, chosen = cast(Sizes, expressions.shape(operand)), None
