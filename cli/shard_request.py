@@ -36,13 +36,10 @@ class ShardRequest:
     @classmethod
     def of(cls, model: str, args: dict[str, Any]) -> ShardRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
-        from gopt.passes.preflight import check_stage
-
         config = read_config(args["config"])
         axes = axis_table(args["axis"], config.axes)
         mesh = build_mesh(args["ranks"], args["mesh"], config.mesh, axes)
         options = shard_options(args, config, split_link(args, mesh))
-        check_stage(mesh, options.asked_stage)
         roles = role_map(
             args["loss"], args["params"], args["states"], args["batch"], config, args["shared"],
             args["statistics"],

@@ -321,6 +321,12 @@ def scramble(model: ModelProto, seed: int = 0) -> tuple[ModelProto, dict[str, st
 # --- rank files -----------------------------------------------------------------------------------------------------
 
 
+def stage_on(mesh: str, stage: int) -> int | None:
+    """A drawn stage; None, the default, on a mesh whose ranks share out no states: gopt refuses any but 0 there."""
+    axes = {axis.partition("=")[0] for axis in mesh.split(",")}
+    return stage if not stage or "shard" in axes or "dp" not in axes else None
+
+
 def mpiexec() -> str:
     """The launcher of a user: MPICH's, beside this interpreter or on the PATH."""
     beside = Path(sys.prefix, "bin", "mpiexec")

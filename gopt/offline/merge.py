@@ -18,6 +18,7 @@ from gopt.offline.folder_contents import FolderContents, kept_source, read_folde
 from gopt.passes import DEFAULT, PASSES, find, joined
 from gopt.passes.base import build_options, dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
+from gopt.passes.preflight import check_stage
 from gopt.passes.shard.options import Options, useless
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.topology import Topology
@@ -92,6 +93,7 @@ def reshard(
 
     Passes and options are taken from the report, with replacements in ``options`` by pass and in ``accumulate``.
     Options without an effect any more are dropped, with a call of ``note`` for each."""
+    check_stage(mesh, (options or {}).get("shard", {}).get("stage"))
     folder = read_folder(path)
     micro_steps = folder.manifest.accumulate if accumulate is None else accumulate
     return api.shard(

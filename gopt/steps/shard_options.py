@@ -86,8 +86,13 @@ class ShardOptions:
 
     @property
     def asked_stage(self) -> object:
-        """The requested stage; None without an option for the stage."""
-        return self.stage if self.stage is not None else self.passes.get("shard", {}).get("stage")
+        """The requested stage; None without an option for the stage, and with a Pipeline, whose passes have all
+        options."""
+        if self.stage is not None:
+            return self.stage
+        items = [] if self.pipeline is None or isinstance(self.pipeline, Pipeline) else self.pipeline
+        tables = [*(table for name, table in items if name == "shard"), self.passes.get("shard", {})]
+        return next((table["stage"] for table in tables if "stage" in table), None)
 
     def passes_to_run(self) -> Pipeline:
         """The pipeline of these options. Raises OptionError for an option given twice, or without a pass."""

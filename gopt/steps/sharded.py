@@ -21,7 +21,7 @@ from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.options.records import changed
 from gopt.options.types import checked
-from gopt.passes.preflight import check_passes
+from gopt.passes.preflight import check_passes, check_stage
 from gopt.records.checks import Check
 from gopt.records.mesh import Mesh
 from gopt.spmd.pass_records import PassRun
@@ -202,7 +202,9 @@ def shard(
     from gopt.artifact.report_builder import begin_source_figures, find_removed
 
     settings = changed(options, ShardOptions, changes)
-    source, mesh = with_statistics(as_source(source), settings.named_statistics), Mesh.of(mesh)
+    mesh = Mesh.of(mesh)
+    check_stage(mesh, settings.asked_stage)
+    source = with_statistics(as_source(source), settings.named_statistics)
     training = on_mesh(source, mesh)
     pipeline = settings.passes_to_run()
     program = SpmdProgram.start(training, mesh, settings.accumulate)

@@ -17,7 +17,8 @@ from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.patterns import Pattern, apply, fed_by
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 from gopt.tensor_parallel.specs import with_specs
-from gopt.tensor_parallel.tokens import Tokens
+from gopt.tensor_parallel.tokens import Tokens, inputs_of_tokens
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +121,9 @@ class _Planner:
             )
         tokens = self._sequence(axis, members) if request.sequence else None
         if request.sequence and tokens is None:
-            raise OptionError(
-                f"tensor-parallel: no input of the batch has tokens to divide among {members * self._outside(axis)} "
-                "ranks",
-                "take fewer ranks along the axis",
-            )
+            ranks = members * self._outside(axis)
+            message = self._uncut(axis, fed=False) or f"no input of the batch has tokens to divide among {ranks} ranks"
+            raise OptionError(f"tensor-parallel: {message}", "take fewer ranks along the axis")
         return AxisSplit(axis, members, choices, self._states(choices), tokens=tokens)
 
     def _sequence(self, axis: str, members: int) -> Tokens | None:
@@ -162,6 +161,9 @@ class _Planner:
             fed = images(self.training, axis, members, request.sizes)
         fed = fed_by(self.training, axis, members, request.sizes, request.inputs, fed)
         if not fed:
+            if axis in TOKENS and (message := self._uncut(axis, fed=True)):
+                hint = "; parts along one axis alone may be uneven" if self._outside(axis) > 1 else ""
+                raise UnsupportedError(message, f"take fewer ranks along {axis}{hint}")
             what = "tokens" if axis in TOKENS else "rows or columns of an image"
             raise UnsupportedError(
                 f"no input of the batch has {what} to divide among the {members} ranks along {axis}",
@@ -170,12 +172,24 @@ class _Planner:
         choices = self._asked(axis, members, {})
         return AxisSplit(axis, members, choices, self._states(choices), fed, tokens=tokens)
 
+    def _uncut(self, axis: str, *, fed: bool) -> str:
+        """Say that the tokens of the batch do not cut into the parts of an axis; '' where no input has tokens."""
+        lengths = {name: type.dims[1] for name, type in inputs_of_tokens(self.training, fed).items()}
+        if max(lengths.values(), default=1) == 1:
+            return ""
+        axes = [*self._ahead(axis), axis]
+        count, kind = prod(map(self.mesh.size, axes)), "equal parts" if len(axes) > 1 else "parts"
+        name = next((name for name in lengths if lengths[name] >= count), max(lengths, key=lengths.__getitem__))
+        return f"the {lengths[name]} tokens of {show(name)} do not cut into {count} {kind} along {' and '.join(axes)}"
+
     def _outside(self, axis: str) -> int:
         """Return the number of parts into which outer axes shard the tokens before this axis does."""
-        sizes = dict(self.mesh.axes)
-        ahead = [token_axis for token_axis in self.axes if token_axis in TOKENS]
-        ahead.sort(key=list(sizes).index)
-        return prod(sizes[axis_name] for axis_name in (ahead[: ahead.index(axis)] if axis in ahead else ahead))
+        return prod(map(self.mesh.size, self._ahead(axis)))
+
+    def _ahead(self, axis: str) -> list[str]:
+        """The axes that shard the tokens before an axis does, in the order of the mesh."""
+        tokens = [name for name, _ in self.mesh.axes if name in TOKENS and name in self.axes]
+        return tokens[: tokens.index(axis)] if axis in tokens else tokens
 
     def _fed(self, tokens: Tokens) -> dict[str, Shard]:
         shards = {name: tokens.batch(self.training.graph.types[name]) for name in self.training.batch}

@@ -13,6 +13,16 @@ from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 
 
+def inputs_of_tokens(training: TrainingGraph, fed: bool) -> dict[str, TensorType]:
+    """The inputs of the batch of two or more dimensions, samples and tokens ahead; with ``fed``, integers of two
+    dimensions and floats of three alone."""
+    types = {name: training.graph.types[name] for name in training.batch}
+    return {
+        name: type for name, type in types.items()
+        if type.static and len(type.dims) >= 2 and (not fed or len(type.dims) == (3 if type.dtype in FLOATS else 2))
+    }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A batch of ``samples`` sequences of ``length`` tokens. Dimension ``dim`` is sharded into ``sizes`` inside each of
@@ -39,11 +49,8 @@ class Tokens:
         """Return the tokens of the batch: of its first input of two or more dimensions. None where no input has tokens,
         they are too few, or they do not divide evenly inside ``runs``. With ``fed``, only integers of two dimensions
         and floats of three count as tokens."""
-        for name in training.batch:
-            type = training.graph.types[name]
-            rank = len(type.dims) if type.static else 0
-            surely = rank == (3 if type.dtype in FLOATS else 2)
-            if rank >= 2 and type.dims[dim] >= members * runs and (surely or not fed):
+        for type in inputs_of_tokens(training, fed).values():
+            if type.dims[dim] >= members * runs:
                 sizes = part_sizes(type.dims[dim] // runs, members, rule)
                 if runs > 1 and (type.dims[dim] % runs or len(set(sizes)) > 1):
                     return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import ROOT, Builder, perceptron, sgd
+from helpers import ROOT, Builder, perceptron, sgd, stage_on
 from large_batch import worst_difference
 from products import spread
 from recipes import Recipe, build
@@ -49,8 +49,9 @@ def reduction_of(loss: str, model) -> str:
 def test_stages_and_meshes(loss, mesh, stage, tmp_path):
     make = step_of("clipped adam", loss)
     worst = worst_difference(
-        make, 2, mesh, tmp_path, micro_steps=MESHES[mesh], stage=stage, loss_reduction=reduction_of(loss, make(2))
-    )
+        make, 2, mesh, tmp_path, micro_steps=MESHES[mesh], stage=stage_on(mesh, stage),
+        loss_reduction=reduction_of(loss, make(2)),
+    )  # fmt: skip
     assert worst < 2e-4
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES, NAMES, edit_manifest
+from helpers import FIXTURES, NAMES, edit_manifest, stage_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import part, spread
@@ -196,7 +196,7 @@ def split_ranks(tmp_path: Path, name: str, mesh: str, **options: Any) -> Path:
 )
 def test_merge_of_parts_is_the_source(name, mesh, tmp_path):
     """Of queries, keys and values in one weight as well, of which a rank has part of each."""
-    out = split_ranks(tmp_path, name, mesh, stage=3)
+    out = split_ranks(tmp_path, name, mesh, stage=stage_on(mesh, 3))
     boxes = [piece.box for state in read_manifest(out)[0].ranks[0].state for piece in state.pieces]
     runs = any(len(ends) > 2 for box in boxes for ends in box or ())
     assert any(boxes) and runs == (name.startswith("gpt") and mesh == "tp=2")  # two heads have no three parts

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers import FIXTURES
+from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
 
 STREAM = "stream "
@@ -73,7 +73,8 @@ class Setting:
     def options(self) -> dict[str, Any]:
         """Keywords of ``gopt.shard``."""
         return {
-            "stage": self.stage, "accumulate": self.accumulate, "schedule": self.schedule, "passes": self.passes,
+            "stage": stage_on(self.mesh, self.stage), "accumulate": self.accumulate, "schedule": self.schedule,
+            "passes": self.passes,
         }  # fmt: skip
 
     def file(self, folder: Path) -> Path:
@@ -90,7 +91,8 @@ class Setting:
 
     def words(self) -> list[str]:
         """The words of the command line behind the step."""
-        words = ["--mesh", self.mesh, "--stage", str(self.stage)]
+        stage = stage_on(self.mesh, self.stage)
+        words = ["--mesh", self.mesh, *([] if stage is None else ["--stage", str(stage)])]
         words += ["--micro-batches", str(self.accumulate)] * (self.accumulate > 1)
         words += ["--schedule", str(self.schedule)] * (self.schedule is not None)
         options = [f"{owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]

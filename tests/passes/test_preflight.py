@@ -168,18 +168,31 @@ def test_training_deals_samples_out_by_what_ranks_see(tmp_path):
 
 
 def test_ranks_that_share_no_states_are_said_to(tmp_path):
-    notes = gopt.shard(gopt.load(MLP), Mesh.parse("dp=2"), stage=3).report().to_json()["notes"]
+    notes = gopt.shard(gopt.load(MLP), Mesh.parse("dp=2")).report().to_json()["notes"]
     assert "no axis of the mesh dp=2 shards states: every rank holds all of them, at any stage" in notes
     assert not any("shards states" in note for note in gopt.shard(gopt.load(MLP), 2).report().to_json()["notes"])
 
 
 @pytest.mark.parametrize(("mesh", "meant"), [("dp=4", "shard=4"), ("dp=2,tp=2", "shard=2,tp=2")])
-def test_a_command_refuses_a_stage_that_shards_nothing(mesh, meant, capsys):
-    for how in (["--stage", "3"], ["-O", "shard.stage=1"]):
-        assert main(["shard", str(MLP), "--mesh", mesh, "--dry-run", *how]) == 2
+def test_a_stage_that_shards_nothing_is_refused(mesh, meant, tmp_path, capsys):
+    """The command line and Python say the same, each in its own options, of a folder's ranks too."""
+    gopt.shard(MLP, "shard=2").write(tmp_path / "ranks")
+    folder, out = str(tmp_path / "ranks"), str(tmp_path / "out")
+    for verb, how in [
+        ("shard", ["--stage", "3"]), ("shard", ["-O", "shard.stage=1"]), ("shard", ["--pipeline", "shard{stage=2}"]),
+        ("reshard", ["--stage", "3", "-o", out]),
+    ]:  # fmt: skip
+        path, dry = (str(MLP), ["--dry-run"]) if verb == "shard" else (folder, [])
+        assert main([verb, path, "--mesh", mesh, *dry, *how]) == 2
         said = capsys.readouterr().err
         assert f"shards nothing on the mesh {mesh}" in said and f"write --mesh {meant}, or --stage 0" in said
+    for options in ({"stage": 3}, {"passes": {"shard": {"stage": 3}}}, {"pipeline": [("shard", {"stage": 3})]}):
+        with pytest.raises(OptionError) as refused:
+            gopt.shard(MLP, mesh, **options)
+        assert f"stage=3 shards nothing on the mesh {mesh}" in str(refused.value)
+        assert f'write mesh="{meant}", or stage=0' in refused.value.__notes__[0]
     assert main(["shard", str(MLP), "--mesh", mesh, "--dry-run", "--stage", "0"]) == 0
+    assert main(["reshard", folder, "--mesh", mesh, "-o", out]) == 0, "the stage of the folder is not asked for"
 
 
 def with_calls(folder: Path, group: str) -> Path:
@@ -257,7 +270,7 @@ def test_random_numbers_inside_a_body(tmp_path):
     ("model", "pipeline", "mesh", "lacks"),
     [(MLP, "fuse-collectives,prune", "shard=4", "shard"), (MLP, "prune", "dp=2", "shard"),
      (MLP, "statistics,prune", "dp=2,shard=2", "shard"), (CNN, "shard,prune", "shard=2", "statistics"),
-     (CNN, "hoist-casts,shard{stage=3}", "dp=2", "statistics"), (CNN, "statistics", "shard=2", "shard")],
+     (CNN, "hoist-casts,shard{stage=3}", "shard=2", "statistics"), (CNN, "statistics", "shard=2", "shard")],
 )  # fmt: skip
 def test_a_pass_is_missing(model, pipeline, mesh, lacks, tmp_path, capsys):
     out = tmp_path / "out"

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from gopt.cli.main import main
+from helpers import stage_on
 from rank_files import Values
 from rank_simulator import Stuck, World
 
@@ -101,7 +102,8 @@ def judge(made: Made, setting: Setting = Setting(), verify: bool = True) -> Verd
             mesh = Mesh.parse(setting.mesh)
             options = {"partition": setting.partition} if setting.stage else {}
             source = gopt.load(path)
-            gopt.shard(source, mesh, stage=setting.stage, accumulate=setting.micro, **options).write(out)
+            stage = stage_on(setting.mesh, setting.stage)
+            gopt.shard(source, mesh, stage=stage, accumulate=setting.micro, **options).write(out)
         except GoptError as error:
             if error.exit_code in (2, 3, 4):
                 fair = excuse(made.plan, setting, error.message)

@@ -52,8 +52,10 @@ def test_a_dimension_that_does_not_share_out_over_two_axes():
     ("name", "mesh", "error", "words"),
     [
         ("mlp_sgd", "cp=2", UnsupportedError, "has tokens to divide among the 2 ranks along cp"),
-        ("gpt_adamw", "cp=16", UnsupportedError, "has tokens to divide among the 16 ranks along cp"),
-        ("gpt_adamw", "cp=3,sp=2", UnsupportedError, "has tokens to divide among the 2 ranks along sp"),
+        ("gpt_adamw", "cp=16", UnsupportedError, "the 8 tokens of 'x' do not cut into 16 parts along cp"),
+        ("gpt_adamw", "cp=3,sp=2", UnsupportedError, "8 tokens of 'x' do not cut into 6 equal parts along cp and sp"),
+        ("emb_adamw", "cp=2,sp=2", UnsupportedError, "6 tokens of 'x' do not cut into 4 equal parts along cp and sp"),
+        ("emb_adamw", "sp=8", UnsupportedError, "the 6 tokens of 'x' do not cut into 8 parts along sp"),
         ("mlp_sgd", "w=2", UnsupportedError, "has rows or columns of an image"),
         ("gpt_adamw", "ep=2", UnsupportedError, "no weights of experts are found"),
     ],

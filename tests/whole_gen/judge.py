@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from helpers import stage_on
 from rank_files import Runner, Values
 from rank_simulator import World
 
@@ -53,7 +54,7 @@ def drawn(seed: int, meshes: Sequence[str] = MESHES, w: Writer | None = None) ->
     r = random.Random(seed * 31 + 5)
     mesh = r.choice(meshes)
     stage = r.randint(0, 3)
-    options: dict[str, Any] = {"stage": stage}
+    options: dict[str, Any] = {"stage": stage_on(mesh, stage)}
     shard: dict[str, Any] = {}
     if stage and ("shard" in mesh):
         options["partition"] = r.choice(["flat", "flat", "rows", "whole"])
