@@ -74,9 +74,9 @@ def _in_source(job: Job, feeds: Mapping[str, Array]) -> str:
         graph.initializers.update(
             {name: value for name, value in load_state(job.state).items() if name in folder.missing}
         )
-    for name in (state.tensor for state in folder.manifest.states if state.tensor in graph.initializers):
-        if fault := _fault(graph.initializers[name].numpy()):
-            return f"in the start values: {show(name)} {fault}"
+    for tensor in (state.tensor for state in folder.manifest.states if state.tensor in graph.initializers):
+        if fault := _fault(graph.initializers[tensor].numpy()):
+            return f"in the start values: {show(tensor)} {fault}"
     part = pruned(graph, folder.manifest.losses)
     producers = {
         name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS
