@@ -16,6 +16,8 @@ FOUND = [
         Setting("mlp_ort_adamw", "pp=2,dp=2", 3, 6, "interleaved:2", {}),
         (("--mesh", "shard=2", "--stage", "1", "-O", "shard.partition=whole", "-O", "shard.owners=round-robin"),),
     ),
+    # A parameter in one piece was looked for in the file of a trainer, which pulls it.
+    Life(Setting("optim/clip_each", "dp=2", 0, 1, None, {}), (("--trainers", "3", "--servers", "2", "--pull", "end"),)),
     # A rank of several stages let a batch go that the gradients of weights of the first stage needed.
     Life(
         Setting("sparse/towers_adam", "dp=4", 0, 1, None, {}),

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -98,14 +99,26 @@ def _judged(life: Life, folder: Path) -> Verdict:
 
 
 def _trained(step: Path, home: Path) -> Path:
-    """The last checkpoint of a short training, on drawn samples and, where the folder has none, start values."""
+    """The last checkpoint of a short training, on drawn samples and, where the folder has none, start values. Raises
+    InvariantError where a training that is continued ends in other states than one without a stop."""
     source = gopt.load(step).training
     start = home.with_suffix(".npz")
     drawn = np.random.default_rng(1)
     np.savez(start, **{state.tensor: sampling.initial_state(source, state, drawn) for state in source.states})
-    settings = {name: float(sampling.hyper(source, name)) for name in source.hyper}
+
+    def run(steps: int, **options: Any) -> gopt.Run:
+        settings = {name: float(sampling.hyper(source, name)) for name in source.hyper}
+        return gopt.run(home, _batches(source), steps, settings=settings, state=str(start), **options)
+
     kept = home.with_suffix(".kept")
-    return gopt.run(home, _batches(source), STEPS, checkpoint=kept, settings=settings, state=str(start)).path
+    run(1, checkpoint=kept)
+    continued = run(STEPS, checkpoint=kept, resume=True)
+    if [*home.glob("rank_0000*.onnx")] and not source.random:  # trainers and servers may run apart, and draws differ
+        straight = run(STEPS).states
+        for name, value in continued.states.items():
+            if value.tobytes() != straight[name].tobytes():
+                raise gopt.InvariantError(f"{name} is {value} in a training that is continued, and {straight[name]}")
+    return continued.path
 
 
 def _batches(source: TrainingGraph) -> Iterator[dict[str, np.ndarray]]:

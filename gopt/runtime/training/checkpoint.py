@@ -6,7 +6,7 @@ A crash at any moment leaves earlier checkpoints unchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -276,17 +276,20 @@ class Checkpoints:
 def writers(manifest: Manifest, rank: int) -> dict[int, list[str]]:
     """The first rank that holds each state of a rank -> those states. This rank writes the states for all ranks with
     the same values."""
+    apart = manifest.parameter_server is not None
+
+    def written(states: Iterable[LocalState]) -> list[LocalState]:
+        """States without the parameters that a trainer pulls."""
+        return [state for state in states if not (apart and state.copy and not state.local)]
+
     owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
     for entry in manifest.ranks:
-        for state in entry.state:
+        for state in written(entry.state):
             owner.setdefault(_key(state), entry.rank)
     inputs: dict[int, list[str]] = {}
     for state in manifest.common.state:
         inputs.setdefault(rank if state.local else 0, []).append(state.input)
-    apart = manifest.parameter_server is not None
-    for state in manifest.ranks[rank].state:
-        if apart and state.copy and not state.local:
-            continue  # what a trainer has of a parameter, it pulls
+    for state in written(manifest.ranks[rank].state):
         inputs.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
     return inputs
 
