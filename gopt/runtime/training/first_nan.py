@@ -84,7 +84,7 @@ def _in_source(job: Job, feeds: Mapping[str, Array]) -> str:
     part.outputs = {name: part.type_of(name) for name in producers}
     values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds})
     faults = {name: fault for name in producers if (fault := _fault(values[name]))}
-    name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
-    if name is None:
+    worst = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
+    if worst is None:
         return ""
-    return f"in the first forward: {show(name)}, which {producers[name].op_type} computes, {faults[name]}"
+    return f"in the first forward: {show(worst)}, which {producers[worst].op_type} computes, {faults[worst]}"
