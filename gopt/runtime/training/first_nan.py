@@ -74,9 +74,9 @@ def _in_source(job: Job, feeds: Mapping[str, Array]) -> str:
         graph.initializers.update(
             {name: value for name, value in load_state(job.state).items() if name in folder.missing}
         )
-    for name in (state.tensor for state in folder.manifest.states if state.tensor in graph.initializers):
-        if fault := _fault(graph.initializers[name].numpy()):
-            return f"in the start values: {show(name)} {fault}"
+    for tensor in (state.tensor for state in folder.manifest.states if state.tensor in graph.initializers):
+        if fault := _fault(graph.initializers[tensor].numpy()):
+            return f"in the start values: {show(tensor)} {fault}"
     part = pruned(graph, folder.manifest.losses)
     producers = {
         name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS
@@ -84,7 +84,7 @@ def _in_source(job: Job, feeds: Mapping[str, Array]) -> str:
     part.outputs = {name: part.type_of(name) for name in producers}
     values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds})
     faults = {name: fault for name in producers if (fault := _fault(values[name]))}
-    name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
-    if name is None:
+    worst = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
+    if worst is None:
         return ""
-    return f"in the first forward: {show(name)}, which {producers[name].op_type} computes, {faults[name]}"
+    return f"in the first forward: {show(worst)}, which {producers[worst].op_type} computes, {faults[worst]}"

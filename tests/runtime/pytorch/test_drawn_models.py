@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from derive_gen.make import make as forward
+from helpers import stage_on
 from steps_gen.__main__ import setting
 from steps_gen.make import make as step
 from steps_gen.plan import draw
@@ -55,7 +56,9 @@ def sharded(seed: int, folder: Path) -> tuple[object, dict[str, float]] | None:
     options = {"partition": how.partition} if how.stage else {}
     try:
         source, mesh = gopt.load(path), Mesh.parse(how.mesh)
-        ranks = gopt.shard(source, mesh, stage=how.stage, accumulate=how.micro, prove=False, **options)
+        ranks = gopt.shard(
+            source, mesh, stage=stage_on(how.mesh, how.stage), accumulate=how.micro, prove=False, **options
+        )
     except GoptError:
         return None
     return ranks, {made.names.get("lr", "lr"): float(made.hyper["lr"][0])}

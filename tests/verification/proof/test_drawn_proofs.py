@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import edit_file, edit_ranks
+from helpers import edit_file, edit_ranks, stage_on
 from plants import attribute, gradient_calls
 from plants import replace as instead
 from products import part
@@ -43,7 +43,8 @@ def sharded(seed: int, folder: Path, mesh: str = "", plan: Plan | None = None) -
             ranks = gopt.shard(gopt.load(step), Mesh.parse(mesh))
         else:
             ranks = gopt.shard(
-                gopt.load(step), Mesh.parse(how.mesh), stage=how.stage, partition=how.partition, accumulate=how.micro,
+                gopt.load(step), Mesh.parse(how.mesh), stage=stage_on(how.mesh, how.stage), partition=how.partition,
+                accumulate=how.micro,
             )  # fmt: skip
     except gopt.GoptError:
         return False
