@@ -48,6 +48,8 @@ FOUND = [
     Setting("stream 36707", "cp=2", 0, 1, None, {}),
     # The sum of a part of the tokens, beside sums of all.
     Setting("stream 14601", "sp=2", 0, 1, None, {}),
+    # The last token's row of a causal mask hides nothing.
+    Setting("gpt_adamw", "cp=2,sp=4", 0, 1, None, {}),
     # Rows of a table of positions that the source takes, too.
     Setting("stream 87224", "tp=2", 0, 1, None, {"tensor-parallel": {"sizes": "ceil"}}),
     # The sum of ranges of a term that is ranges itself was no sum in normal form.

@@ -32,6 +32,10 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
     """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
     decided = reader.table.single(flag) if shape is not None else None
+    if decided is not None and reader.expressions.box(flag) is not None:  # of a mask with both flags, maybe
+        (part,) = reader.plain(node, operands, operands, [shape])
+        if reader.expressions.in_source(part):
+            return part
     if decided is not None:
         chosen = value if decided else otherwise
         array = reader.table.array(chosen)

@@ -95,7 +95,7 @@ class NodeReader:
                 return results
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
-        return self._plain(node, operands, present, shapes)
+        return self.plain(node, operands, present, shapes)
 
     def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results of an operator with a law."""
@@ -298,7 +298,7 @@ class NodeReader:
         except UnknownSize:
             return None
 
-    def _plain(
+    def plain(
         self, node: Node, operands: Sequence[int | None], present: Sequence[int], shapes: Sequence[Shape]
     ) -> list[int]:
         """An operator without a law, applied to the operands."""
