@@ -44,6 +44,11 @@ class Sliding:
         return start >= 0 and stop <= self.length
 
     @property
+    def still(self) -> bool:
+        """Whether results stand where the operand stands."""
+        return (self.kernel, self.stride, self.pad, self.length) == (1, 1, 0, self.made)
+
+    @property
     def seeing(self) -> bool:
         """Whether each result place reads some place that there is."""
         for start in range(-self.pad, self.made * self.stride - self.pad, self.stride):

@@ -64,8 +64,8 @@ class CheckedProgram:
     lines: dict[str, int] = field(default_factory=dict)
     at: int = 0
 
-    def floating(self, name: str) -> bool:
-        return self.graph.type_of(name).dtype in FLOATS
+    def dtype(self, name: str) -> str:
+        return self.graph.type_of(name).dtype
 
 
 class NodeChecker(PointValues):
@@ -80,12 +80,10 @@ class NodeChecker(PointValues):
     def due(self, number: int, value: Array, what: str, lemma: str = "", member: Mapping[str, int] = {}) -> None:
         """Raise WrongLine unless an expression has a value, in row-major order; ``member``: where it is read."""
         actual, lead = self.on(self.value(number), member.items()), self.lead
-        front = np.broadcast_shapes(actual.shape[:lead], value.shape[:lead])
         if prod(actual.shape[lead:]) != prod(value.shape[lead:]):
             raise WrongLine(f"shape {actual.shape[lead:]}", f"shape {value.shape[lead:]}")
-        flat = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
-        pair = [np.broadcast_to(of, (*front, of.shape[-1])) for of in flat]
-        if not (pair[0] == pair[1]).all():
+        one, two = (of.reshape(*of.shape[:lead], prod(of.shape[lead:])) for of in (actual, value))
+        if not (one == two).all():
             raise WrongLine(str(self.forms[number]), what, lemma)
 
     def equal(self, number: int, due: int) -> bool:
@@ -99,7 +97,7 @@ class NodeChecker(PointValues):
         numbers = [program.values[name] if name else None for name in (*node.inputs, *node.captures)]
         results = [program.values[name] for name in node.outputs if name]
         rule = program.rules[next(filter(None, node.outputs))]
-        if node.is_in(COPIES) and self._to(program, node) in WIDER.get(source := self._from(program, node), ()):
+        if node.is_in(COPIES) and self._to(program, node) in WIDER.get(source := program.dtype(node.inputs[0]), ()):
             program.widened[node.outputs[0]] = program.widened.get(node.inputs[0]) or source
         key = (node.encoded or id(node), rule, *numbers, None, *results)
         if key in self.checked and not node.is_in(CASTS):
@@ -117,12 +115,9 @@ class NodeChecker(PointValues):
                     self._result(program, node, numbers, slot, program.values[name], rule)
         self.checked.add(key)
 
-    def _from(self, program: CheckedProgram, node: Node) -> str:
-        return program.graph.type_of(node.inputs[0]).dtype
-
     def _to(self, program: CheckedProgram, node: Node) -> str:
         named = node.attributes.get("to")
-        return program.graph.type_of(node.outputs[0]).dtype if named is None else dtype_name(named)
+        return program.dtype(node.outputs[0]) if named is None else dtype_name(named)
 
     def _written(self, node: Node, numbers: Sequence[int | None], results: Sequence[int]) -> bool:
         """Return whether results are the operator on the same expressions, whatever the shapes."""
@@ -151,6 +146,8 @@ class NodeChecker(PointValues):
         elif len(arrays) == len(numbers) and len(results) == 1 and arrays and self.forms[root].op in CONSTANTS:
             to = dtype_name(node.attributes["to"]) if "to" in node.attributes else ""
             array = arrays[0].astype(numpy_dtype(to)) if to and node.is_in(CASTS) else as_folded(node, arrays)
+            if record_of(node).shape == 0:  # a number in every element, however many
+                array = np.broadcast_to(as_folded(node, [np.ones(1, np.int64)]), arrays[0])  # type: ignore[arg-type]
         if array is not None:
             self.constant(results[0], np.asarray(array))
         return array is not None
@@ -194,11 +191,12 @@ class NodeChecker(PointValues):
             lemma = lemma or ("counts that are not negative" if self.counted[of] else named)
         self.fits(number)
         record, what, shape = record_of(node), f"{node.op_type} of the operands", self.shape(number)
-        lawful = program.floating(node.outputs[slot]) and (record.signs or record.exponents or record.pieces in MEANS)
+        lawful = record.signs or record.exponents or record.pieces in MEANS
+        lawful = lawful and program.dtype(node.outputs[slot]) in FLOATS
         if lawful:
             value = self._reduced(node, present, shape) if record.pieces else self._arithmetic(node, present)
         elif node.is_in(COPIES):
-            source, to = self._from(program, node), self._to(program, node)
+            source, to = program.dtype(node.inputs[0]), self._to(program, node)
             value = self.cast(self.value(present[0]), source, to, program.widened.get(node.inputs[0], ""))
             lemma = lemma or ("any flag" if to == "bool" else "")
         elif node.is_in(PARTS) and len(node.outputs) > 1:

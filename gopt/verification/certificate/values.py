@@ -43,6 +43,7 @@ NUMBERS = names(lambda record: record.slopes and max(record.slopes) < Slope.CURV
 """Forms and operators whose results are numbers where the operands are."""
 Cut = tuple[tuple[int, Any], ...]
 """Sums with some of their terms: expression, and the ranges of positions of indices; None: another value of a leaf."""
+PADDED = "Pad"
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
 SINGLE = frozenset(CARRIED) - {"flat"} | {
@@ -397,14 +398,12 @@ class PointValues(PrimeField):
         if op == "reduced":
             return among(rows[0], [1 + self.axes.index(axis) for axis in attributes[1]])
         if reduces:
-            axes = axes_of(self.use(op, attributes, operands, shape)) or ()
-            value = among(rows[0], [lead + axis for axis in axes])
+            value = among(rows[0], [lead + at for at in axes_of(self.use(op, attributes, operands, shape)) or ()])
             return value.reshape(*value.shape[:lead], *shape)
         if op in IDENTITY and attributes != "members":
             flat = [row.reshape(*row.shape[:lead], -1) for row in rows]
             flat = [picked(row, ends, -1) if ends else row for row, ends in zip(flat, attributes)]
-            flat = [among(row, [lead])[..., 0] for row in flat]
-            return joined(flat, 0)
+            return joined([among(row, [lead])[..., 0] for row in flat], 0)
         return joined([np.broadcast_to(wide(row, lead, len(shape)), (*row.shape[:lead], *shape)) for row in rows], 0)
 
     def distinct(self, form: str, elements: Array) -> Array:
@@ -449,6 +448,10 @@ class PointValues(PrimeField):
             rest = arrays[data:]
             if all(array is not None for array in rest):
                 return moved(values[:data], self.lead, lambda of: np.asarray(kernel(attributes, [*of, *rest])))
+        pads = arrays[1] if op == PADDED and attributes["mode"] == "constant" and 1 < len(arrays) < 4 else None
+        if pads is not None and (pads >= 0).all():
+            beside, ends = [*values[2:], np.zeros([1] * self.lead, np.uint64)][0], [*zip(*pads.reshape(2, -1))]
+            return moved([values[0], beside], self.lead, lambda of: np.pad(of[0], ends, constant_values=of[1].item()))
         if op in SCATTERS and (value := self._scattered(record.indices, attributes, values, arrays[1])) is not None:
             return value
         if record.sums:
@@ -600,8 +603,7 @@ class PointValues(PrimeField):
             return self.times(value, self.power(self.total(value, dims, keep=True), -1))
         form, whole = self.forms[at], self.value(at, cut)
         rank, common = whole.ndim - self.lead, np.zeros([1] * whole.ndim, np.uint64)
-        pairs = list(zip(form.operands, form.attributes)) if form.op == "linear" else []
-        for of, factor in pairs:
+        for of, factor in zip(form.operands, form.attributes) if form.op == "linear" else ():
             row = wide(self.value(of, cut), self.lead, rank)
             if all(row.shape[dim] == 1 for dim in dims):
                 common = self.plus(common, self.times(row, self.element(factor)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from math import prod
 from typing import cast
 
@@ -48,6 +48,8 @@ Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
 RANGES = 1 << 18
 """Ranges of elements up to which values in a row are read as ranges: a row of rows doubles them at each node."""
+CHOICES = 16
+"""Values around a part up to which the source's result is looked for."""
 
 
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
@@ -126,6 +128,12 @@ class Boxes(Movements):
             return operands[0], rows
         whole, selection = self._base(operands[0]) or (0, ())
         return whole, tuple(map(inside, selection, rows))
+
+    def in_source(self, number: int) -> bool:
+        """Return whether a value is a part, or some of the terms, of a value of the source."""
+        base = self._base(number)
+        root = self.root(number if base is None else base[0])
+        return (self.all[root].operands[0] if self.all[root].op == PARTED else root) < self.of_ranks
 
     # --- boxes ---
 
@@ -247,12 +255,6 @@ class Boxes(Movements):
         if 1 in part:
             yield from self._reshaped(*box, part)
 
-    def wholes_of(self, number: int) -> Iterator[Box]:
-        """The box of a part, and the boxes of the part in values that surround the part in the source."""
-        if (box := self.box(number)) is not None:
-            yield box
-            yield from self._raw(number).items()
-
     def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
         """A whole value in the shapes where a selection has the shape ``part``, the source's shapes in front."""
         shape = self._sizes(whole) or ()
@@ -264,7 +266,11 @@ class Boxes(Movements):
 
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
         """The smallest part taken by the source of a value that contains a selection."""
-        best: Box | None = None
+        boxes = self._containing(whole, selection, shape)
+        return min(boxes, key=lambda box: self.elements(box[0]) or 0, default=None)
+
+    def _containing(self, whole: int, selection: Selection, shape: Sizes) -> Iterator[Box]:
+        """The source's parts of a value around a selection."""
         for outer, number in self.known.get(whole, ()):
             inner = []
             for dim, size in enumerate(shape):
@@ -273,9 +279,19 @@ class Boxes(Movements):
                     break
                 inner.append(part)
             else:
-                if best is None or (self.elements(number) or 0) < (self.elements(best[0]) or 0):
-                    best = number, normal(inner, self._sizes(number) or ())
-        return best
+                yield number, normal(inner, self._sizes(number) or ())
+
+    def surroundings(self, number: int) -> Iterator[Box]:
+        """All values of the source around a part, in all possible shapes: the value under the part in front, then the
+        source's parts of the value, in any order."""
+        base, part = self._base(number), self._sizes(number) or ()
+        if base is None:
+            return
+        whole, selection = base
+        for surrounding, inner in (base, *self._containing(whole, selection, self._sizes(whole) or ())):
+            if any(runs is not None for runs in inner):
+                yield from self._in_shape(surrounding, inner, number).items()
+                yield from self._reshaped(surrounding, inner, part) if 1 in part else ()
 
     def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
@@ -292,14 +308,16 @@ class Boxes(Movements):
         if self.all[root].op != LINEAR or not shape[dim]:
             return None
         selection = along(dim, runs, len(shape))
-        free = self._free(root)
+        free, result = self._free(root), None
         for at in sorted(range(len(before)), key=lambda at: at != dim):
             if free[at] and before[at] * size % shape[dim] == 0:
                 longer = (*before[:at], before[at] * size // shape[dim], *before[at + 1 :])
                 whole = self.view(self.linear(dict(self.terms(root)), longer), sizes)
                 if self.take(whole, selection) == number:
-                    return whole
-        return None
+                    if self.root(whole) < self.of_ranks:
+                        return whole
+                    result = whole if result is None else result
+        return result
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
         if self._aligned(operands):
@@ -312,6 +330,16 @@ class Boxes(Movements):
         parts = [operand for operand in dict.fromkeys(operands) if self.all[self.root(operand)].op in (TAKE, FLAT)]
         if not parts:
             return super().elementwise(make, operands)
+        result = self._elementwise_parts(make, operands, parts)
+        if self.sealed and not self.in_source(result):
+            of_source = self._elementwise_of_source(make, operands)
+            result = result if of_source is None else of_source
+        return result
+
+    def _elementwise_parts(
+        self, make: Callable[[Sequence[int]], int], operands: Sequence[int], parts: Sequence[int]
+    ) -> int:
+        """The result of an elementwise operator, where some operands are parts."""
         if self.sealed:
             result = self._elementwise_boxes(make, operands)
             if result is not None:
@@ -394,7 +422,12 @@ class Boxes(Movements):
         number = self.concatenated(numbers, axis)
         if self.all[number].op == CONCAT:
             self.pad(number)
-        return number
+            return number
+        base, shape = self._base(number), self._sizes(number) or ()
+        of_rank = self.sealed and base is not None and self.root(base[0]) >= self.of_ranks
+        if not of_rank or prod(shape[:axis]) != 1:
+            return number
+        return self.view(self.flat(piece for row in numbers for piece in self.pieces(row)), shape)
 
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The part of the result on whole operands."""
@@ -406,12 +439,41 @@ class Boxes(Movements):
         fitting = fitting or self._fitting(operands, shape)
         if fitting is None:
             return None
-        boxes, chosen = fitting
+        return self._of_wholes(make, operands, *fitting, shape)
+
+    def _elementwise_of_source(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
+        """The result as a part of a value of the source, where operands are equal parts of values around; None for any
+        further result."""
+        shape = broadcast(self.shape(operand) for operand in operands)
+        if elements(shape) is None or not shape or len(shape) == 1:
+            return None
+        rows = [list(islice(self.surroundings(operand), CHOICES)) for operand in operands]
+        for lead in next(filter(None, rows), ()):
+            chosen = self._ranges_of(lead, len(shape))
+            alike = [[box for box in row if self._ranges_of(box, len(shape)) == chosen] for row in rows]
+            fits = all(length(runs, size) == shape[dim] for dim, (size, runs) in chosen.items())
+            if fits and all(fitting or not row for fitting, row in zip(alike, rows)):
+                boxes = [next(iter(fitting), None) for fitting in alike]
+                result = self._of_wholes(make, operands, boxes, chosen, shape)
+                if result is not None and self.in_source(result):
+                    return result
+        return None
+
+    def _ranges_of(self, box: Box, rank: int) -> dict[int, tuple[int, Runs]]:
+        """Dimension -> the size and the ranges of a box, in a value of more dimensions in front."""
+        sizes = self._sizes(box[0]) or ()
+        pairs = enumerate(zip(sizes, box[1]), rank - len(sizes))
+        return {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
+
+    def _of_wholes(
+        self, make: Callable[[Sequence[int]], int], operands: Sequence[int], boxes: Sequence[Box | None],
+        chosen: Mapping[int, tuple[int, Runs]], shape: Sequence[object],
+    ) -> int | None:  # fmt: skip
+        """The part of the result on the whole values of boxes."""
         if not chosen:
             return None
         boxes = [box or self._same_part(operand, chosen, len(shape)) for operand, box in zip(operands, boxes)]
-        longer = list(shape)
-        selection: list[Runs | None] = [None] * len(shape)
+        longer, selection = list(shape), list[Runs | None]([None] * len(shape))
         for dim, (size, runs) in chosen.items():
             longer[dim], selection[dim] = size, runs
         values = self._whole_operands(operands, boxes, chosen, len(shape), spread=False)
@@ -434,9 +496,7 @@ class Boxes(Movements):
         for operand in operands:
             box = None
             for box in self.boxes(operand):
-                sizes = self._sizes(box[0]) or ()
-                pairs = enumerate(zip(sizes, box[1]), len(shape) - len(sizes))
-                parts = {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
+                parts = self._ranges_of(box, len(shape))
                 if only in (None, parts.keys()) and all(
                     length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
                     for dim, part in parts.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
+from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
@@ -142,10 +143,15 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
         (number,) = reader.results(node, [operands[0], index], [shape])
         return number
-    if arrays[1] is None or not (boxes := list(reader.expressions.wholes_of(operands[0]))):
+    expressions, box = reader.expressions, reader.expressions.box(operands[0])
+    if arrays[1] is None or (box is None and expressions.readers(node.op_type, operands[0])):
         return None
-    read = (box for box in boxes if reader.expressions.readers(node.op_type, box[0]))
-    (whole, selection), indices = next(read, boxes[0]), arrays[1]
+    around = islice(expressions.surroundings(operands[0]), CHOICES)
+    read = (row for row in (box, *around) if row is not None and expressions.readers(node.op_type, row[0]))
+    box, indices = next(read, box), arrays[1]
+    if box is None:
+        return None
+    whole, selection = box
     axis = node.attributes.get("axis", 0) % len(selection)
     runs = selection[axis]
     if runs is None:
@@ -167,6 +173,7 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
         return None
     written = _written(reader, node, operands, arrays, shape)
     written = _added_at_places(reader, node, operands, arrays, shape) if written is None else written
+    written = _between_zeros(reader, node, operands, arrays, shape) if written is None else written
     if written is not None:
         return written
     flag, added, otherwise = (*expressions.all[expressions.root(updates)].operands, 0, 0, 0)[:3]
@@ -194,27 +201,26 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
 
 
 def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Rows written in order into zeros: zeros, the rows, zeros."""
-    data, _, updates = operands
-    if reader.expressions.uniform(updates) == 0 and node.attributes.get("reduction") == "add":
+    """Rows written in order, or added to zeros: rows of the data, the rows, rows of the data."""
+    (data, _, updates), how = operands, node.attributes.get("reduction", "none")
+    if reader.expressions.uniform(updates) == 0 and how == "add":
         return data
-    zeros = reader.expressions.uniform(data) == 0 and elements(shape) is not None and shape
-    if "Elements" in node.op_type or not zeros or arrays[1] is None or arrays[1].shape[-1] != 1:
+    plain = (how == "none" or reader.expressions.uniform(data) == 0) and elements(shape) is not None and shape
+    if "Elements" in node.op_type or not plain or arrays[1] is None or arrays[1].shape[-1] != 1:
         return None
     indices, size, rest = arrays[1].reshape(-1), int(shape[0] or 0), shape[1:]  # type: ignore[index]
     flags = np.ones(indices.size, bool)
     masked = reader.expressions.all[reader.expressions.root(updates)]
     if masked.op == CHOICE and reader.expressions.uniform(masked.operands[2]) == 0:
         flag = reader.table.array(masked.operands[0])
-        added = node.attributes.get("reduction") == "add"
-        if flag is None or not added or not _flags_rows(reader, node, masked.operands[0], updates, operands[1]):
+        if flag is None or how != "add" or not _flags_rows(reader, node, masked.operands[0], updates, operands[1]):
             return None
         flags = flag.reshape(-1)
         updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
     if size > LARGEST_DIMENSION:
         return None
     rows = np.full(size, -2)  # no row is the one before the first
-    if node.attributes.get("reduction", "none") not in ("none", "add"):
+    if how not in ("none", "add"):
         return None
     if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():
         return None
@@ -223,9 +229,8 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
     updates, parts = reader.expressions.view(updates, (indices.size, *rest)), []
     for start, stop in pairwise(ends):
         begin = int(rows[start])
-        selection = ((begin, begin + stop - start),), *[None] * len(rest)
-        zero = reader.expressions.constant(0, (stop - start, *rest))
-        parts.append(zero if begin < 0 else reader.expressions.take(updates, selection))
+        of, at = (data, start) if begin < 0 else (updates, begin)
+        parts.append(reader.expressions.take(of, along(0, ((at, at + stop - start),), len(rest) + 1)))
     return reader.expressions.concatenated(parts, 0)
 
 
@@ -254,9 +259,34 @@ def _added_at_places(
         starts, size = np.unique((index - local).reshape(-1)[flags]), int((expressions.shape(whole) or ())[0] or 0)
         start, stop = int(starts[0]), int(starts[0]) + int(shape[0] or 0)
         inside = ((start <= index) & (index < stop)).reshape(-1)
-        if len(starts) == 1 and (inside == flags).all() and 0 <= start < stop <= size:
-            return expressions.take(whole, along(0, ((start, stop),), len(shape)))
+        if len(starts) == 1 and (inside == flags).all():
+            low, high = max(start, 0), min(stop, size)
+            part = expressions.take(whole, along(0, ((low, high),), len(shape)))
+            return _beside_zeros(reader, low - start, part, stop - high)
     return None
+
+
+def _between_zeros(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Rows added to zeros at constant positions: a range of rows between zeros."""
+    expressions, index = reader.expressions, arrays[1]
+    adds = node.attributes.get("reduction") == "add" and "Elements" not in node.op_type
+    if not adds or expressions.uniform(operands[0]) != 0 or index is None or not index.size or not elements(shape):
+        return None
+    size, rest = int((shape or ())[0] or 0), (shape or ())[1:]
+    low, high = int(index.min()), int(index.max()) + 1
+    if index.shape[-1] != 1 or not 0 <= low < high <= size or high - low == size:
+        return None
+    rows = high - low, *rest
+    inner = [expressions.constant(0, rows), reader.table.number(index - low), operands[2]]
+    (number,) = reader.results(node, inner, [rows])
+    return _beside_zeros(reader, low, number, size - high)
+
+
+def _beside_zeros(reader: NodeReader, front: int, number: int, behind: int) -> int:
+    """A value with rows of zeros in front and behind."""
+    rest = (reader.expressions.shape(number) or ())[1:]
+    zeros = [reader.expressions.constant(0, (count, *rest)) for count in (front, behind)]
+    return reader.expressions.concatenated([zeros[0], number, zeros[1]], 0)
 
 
 def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, position: int) -> bool:

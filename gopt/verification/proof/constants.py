@@ -112,8 +112,16 @@ class ConstantTable:
                 array = self.arrays[root]
             else:
                 return None
-            self.arrays[number] = array.reshape([int(size or 0) for size in self.expressions.shape(number) or ()])
+            self.arrays[number] = array.reshape(self._sizes(number))
         return self.arrays[number]
+
+    def _sizes(self, number: int) -> tuple[int, ...]:
+        return tuple(int(size or 0) for size in self.expressions.shape(number) or ())
+
+    def setting(self, number: int) -> np.ndarray | None:
+        """The value of a small constant, or of a number, for rules of dimensions."""
+        value = self.expressions.uniform(number) if self.expressions.elements(number) == 1 else None
+        return self.array(number) if value is None else np.full(self._sizes(number), float(value))
 
     def known(self, array: np.ndarray) -> int | None:
         """The expression of a value of the source."""

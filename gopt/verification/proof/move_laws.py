@@ -14,6 +14,7 @@ from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import PARTED, PERMUTED, Shape, applied, broadcast, elements
+from gopt.verification.proof.movements import PADDED
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -216,11 +217,16 @@ def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
 
 
 def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """A number in front of and behind a value of one dimension."""
+    """A number in front of and behind a value of one dimension, or a value with this very number everywhere; nothing
+    beside a part of a padded value."""
     expressions, mode = reader.expressions, node.attributes.get("mode", "constant")
     value = expressions.uniform(operands[2]) if len(operands) > 2 else 0
     if mode not in ("constant", b"constant") or len(operands) not in (2, 3) or arrays[1] is None or value is None:
         return None
+    if shape is not None and expressions.uniform(operands[0]) == value and reader.floating(node):
+        return expressions.constant(value, shape)
+    if not arrays[1].any() and expressions.all[reader.core(operands[0])].op == PADDED:
+        return operands[0]  # with borders
     if len(expressions.shape(operands[0]) or ()) != 1 or not reader.floating(node) or (arrays[1] < 0).any():
         return None
     front, behind = (expressions.pieces(expressions.constant(value, (int(count),))) for count in arrays[1])

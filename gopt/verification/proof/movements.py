@@ -12,14 +12,27 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from gopt.verification.proof.expressions import CONCAT, FLAT, LINEAR, PERMUTED, TAKE, VIEW, Elements, Shape, elements
+from gopt.verification.proof.expressions import (
+    CONCAT,
+    FLAT,
+    LINEAR,
+    ONE,
+    PERMUTED,
+    TAKE,
+    VIEW,
+    Coefficient,
+    Elements,
+    Shape,
+    elements,
+)
 from gopt.verification.proof.selections import Runs, Selection, Sizes, along, joined
 
 MOST = 1 << 14
 """Stretches up to which a movement is followed."""
 EXPAND = "Expand"
 LOOKUP = "Gather"
-MOVEMENTS = frozenset({FLAT, TAKE, PERMUTED, CONCAT, LINEAR, VIEW, EXPAND, LOOKUP})
+PADDED = "Pad"
+MOVEMENTS = frozenset({FLAT, TAKE, PERMUTED, CONCAT, LINEAR, VIEW, EXPAND, LOOKUP, PADDED})
 Digits: TypeAlias = tuple[tuple[int, int], ...]
 """Lengths and strides."""
 
@@ -230,6 +243,9 @@ class Movements(Elements):
         """The elements of other values in an expression, for a movement of elements."""
         op, attributes, operands, _ = self.all[number]
         sizes, before = self._sizes(number), self._sizes(operands[0]) if operands else None
+        value = self.uniform(number) if op == LINEAR and sizes else None
+        if value is not None and sizes and 0 not in sizes:
+            return self._repeated(value, prod(sizes))
         if not sizes or before is None or 0 in before or 0 in sizes:
             return None
         inner = self.stretches(operands[0])
@@ -246,9 +262,41 @@ class Movements(Elements):
             return in_rows([self.stretches(of) for of in operands], prod(sizes[: cast(int, attributes)]))
         if op == LOOKUP:
             return self._looked_up(number, before)
+        if op == PADDED:
+            return self._bordered(number)
         if op == EXPAND or (op == LINEAR and attributes == (1,)):
             return repeated(inner, before, sizes)
         return None
+
+    def _repeated(self, value: Coefficient, count: int) -> Stretches:
+        """A number again and again."""
+        return (Stretch(self.linear({ONE: value}, ()), 0, combined([(count, 0)])),)
+
+    def borders(self, number: int, due: Coefficient | None = None) -> list[tuple[int, int]]:
+        """The range of the operand of a Pad in each dimension of the result; [] where unknown, or where another number
+        than ``due`` stands beside the operand."""
+        _, attributes, (data, pads, *rest), _ = self.all[number]
+        amounts, value = self.arrays.get(pads), self.uniform(rest[0]) if rest else 0
+        if attributes != ((), 0) or len(rest) > 1 or value is None or due not in (None, value):
+            return []
+        if amounts is None or (amounts < 0).any():
+            return []
+        return [(front, front + size) for front, size in zip(amounts.tolist(), self._sizes(data) or ())]
+
+    def _bordered(self, number: int) -> Stretches | None:
+        """Numbers in front of and behind the elements of dimensions."""
+        (data, _, *rest), sizes, ends = self.all[number].operands, list(self._sizes(number) or ()), self.borders(number)
+        stretches, value = self.stretches(data), (self.uniform(rest[0]) if rest else 0) or 0
+        for dim in reversed(range(len(ends))):
+            (front, behind), inner = ends[dim], prod(sizes[dim + 1 :])
+            rows = prod(stop - start for start, stop in ends[:dim])
+            counts = (front, sizes[dim] - behind)
+            borders = [self._repeated(value, rows * count * inner) if count else () for count in counts]
+            row = in_rows([part for part in (borders[0], stretches, borders[1]) if part], rows)
+            if row is None:
+                return None
+            stretches = row
+        return stretches if ends else None
 
     def _looked_up(self, number: int, before: Sizes) -> Stretches | None:
         """Rows at constant places."""

@@ -262,7 +262,7 @@ class NodeReader:
         opset = next((entry.version for entry in self.graph.header.opset_import if entry.domain in ("", "ai.onnx")), 1)
         return OperatorUse(
             node.op_type, node.attributes, tuple(types), tuple(results),
-            lambda index: self.table.array(operands[index]), opset,
+            lambda index: self.table.setting(operands[index]), opset,
         )  # fmt: skip
 
     def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:

@@ -6,9 +6,10 @@ whole operands with the terms at some positions alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias, cast
 
-from gopt.verification.proof.boxes import Box, Boxes
+from gopt.verification.proof.boxes import CHOICES, Boxes
 from gopt.verification.proof.expressions import (
     EXTREME_PART,
     FLAT,
@@ -38,6 +39,7 @@ from gopt.verification.proof.selections import (
     replaced,
     sizes_of,
 )
+from gopt.verification.proof.zeros import are_zero
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
@@ -80,12 +82,19 @@ class PartialSums(Boxes):
         return super().take(number, selection)
 
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
-        parts = [self._base(number) for number in numbers]
-        lead = next((at for at, part in enumerate(parts) if part is not None and self._sum_at(numbers[at], part)), None)
-        part = None if lead is None else parts[lead]
-        if part is None or lead is None or len(numbers) < 2:
-            return super().concatenated(numbers, axis)
-        (whole, selection), sizes = part, self._sizes(part[0]) or ()
+        if self.sealed and len(numbers) > 1 and any(self.uniform(number) == 0 for number in numbers):
+            numbers = self._zeros_of_whole(numbers, axis)
+        return super().concatenated(numbers, axis)
+
+    def _zeros_of_whole(self, numbers: Sequence[int], axis: int) -> Sequence[int]:
+        """Values in a row, where zeros are the elements of a whole value beside a part of the whole."""
+        raws = (next(iter(self._raw(number).items()), None) for number in numbers)
+        parts = [(at, box) for at, box in enumerate(raws) if box is not None]
+        sums = (part for part in parts if self._core(part[1][0]) in self.reaches)
+        lead, (whole, selection) = next(sums, next(iter(parts), (-1, (0, ()))))
+        sizes = self._sizes(whole) or ()
+        if lead < 0 or axis >= len(selection):
+            return numbers
         lengths = [(self._sizes(number) or ())[axis] for number in numbers]
         front = selection[axis] or ((0, sizes[axis]),)
         at = front[0][0] - sum(lengths[:lead])
@@ -93,20 +102,22 @@ class PartialSums(Boxes):
         for number, count in zip(numbers, lengths):
             chosen = replaced(selection, axis, ((at, at + count),))
             inside = self.uniform(number) == 0 and 0 <= at < at + count <= sizes[axis]
-            absent = inside and self._unreached(whole, axis, selection, chosen, self._sizes(number) or ())
+            absent = inside and self._vanish(whole, axis, selection, chosen, self._sizes(number) or ())
             row.append(super().take(whole, normal(chosen, sizes)) if absent else number)
             at += count
-        return super().concatenated(row, axis)
+        return row
 
     def _core(self, number: int) -> int:
         """A sum, for some of the terms of the sum."""
         op, attributes, operands, _ = self.all[number]
         return operands[0] if op == PARTED and operands[0] == attributes[0] else number  # type: ignore[index]
 
-    def _sum_at(self, number: int, part: Box) -> bool:
-        """Return whether a part of a sum has the shape of the selection."""
-        fits = sizes_of(part[1], self._sizes(part[0]) or ()) == self._sizes(number)
-        return fits and self._core(part[0]) in self.reaches
+    def _vanish(self, whole: int, axis: int, beside: Selection, selection: Selection, shape: Sizes) -> bool:
+        """Return whether selected elements of a value are zero."""
+        if self._core(whole) in self.reaches:
+            return self._unreached(whole, axis, beside, selection, shape)
+        sizes = self._sizes(whole) or ()
+        return sizes_of(selection, sizes) == shape and are_zero(self, whole, normal(selection, sizes))
 
     def _unreached(self, whole: int, axis: int, beside: Selection, selection: Selection, shape: Sizes) -> bool:
         """Return whether selected elements of a sum have no term, and are in the source's part with those beside."""
@@ -253,7 +264,13 @@ class PartialSums(Boxes):
     def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
         op, selection, operands, shape = self.all[root]
         if op != TAKE or (start, stop) != (0, elements(shape)):
-            yield from super()._total_terms(root, start, stop)
+            for number, factor in super()._total_terms(root, start, stop):
+                form, ranges, summed, _ = self.all[number]
+                if form != TOTAL or ranges or self.all[summed[0]].op != TAKE:
+                    yield number, factor
+                    continue
+                for part, change in self._total_terms(summed[0], 0, self.elements(summed[0]) or 0):
+                    yield part, factor * change
             return
         sizes, summands = self._sizes(operands[0]) or (), self.summands(operands[0])
         inner = [self.shape(self.root(atom)) or () for atom, _ in summands if self.elements(atom) != 1]
@@ -277,17 +294,13 @@ class PartialSums(Boxes):
             raise UnknownSize("a sum of unknown size")
         if len(set(axes)) == len(sizes):
             return self.total(number, (1,) * len(sizes))
-        boxes = [self.box(number) or (number, (None,) * len(sizes)), *self._raw(number).items()]
-        results = (self._sum_of_part(number, *box, axes, sizes) for box in dict.fromkeys(boxes))
-        nearest = next(results)
-        decided = not self.sealed or self._in_source(nearest)
-        return nearest if decided else next(filter(self._in_source, results), nearest)
-
-    def _in_source(self, number: int) -> bool:
-        """Return whether a value is a part, or some of the terms, of a value of the source."""
-        base = self._base(number)
-        root = self.root(number if base is None else base[0])
-        return (self.all[root].operands[0] if self.all[root].op == PARTED else root) < self.of_ranks
+        nearby = self.box(number) or (number, (None,) * len(sizes))
+        nearest = self._sum_of_part(number, *nearby, axes, sizes)
+        if not self.sealed or self.in_source(nearest):
+            return nearest
+        boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
+        results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != nearby)
+        return next(filter(self.in_source, results), nearest)
 
     def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:
         """The sum of a part of a whole value."""

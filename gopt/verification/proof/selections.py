@@ -4,6 +4,7 @@ Sizes are known, and positions are counted in row-major order."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -103,6 +104,8 @@ def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
     """Selected positions of a dimension, counted in ``outer``."""
     if outer is None:
         return ((0, size),) if inner is None else inner
+    if any(second[0] < first[1] for first, second in pairwise(sorted(outer))):
+        return _within_repeats(outer, ((0, size),) if inner is None else inner)
     result = []
     for low, high in ((0, size),) if inner is None else inner:
         position, overlaps = 0, []
@@ -114,6 +117,23 @@ def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
         result += [ends for _, *ends in sorted(overlaps)]
     exact = sum(stop - start for start, stop in result) == length(inner, size)
     return joined((start, stop) for start, stop in result) if exact else None
+
+
+def _within_repeats(outer: Runs, inner: Runs) -> Runs | None:
+    """Selected positions, counted in ``outer`` with repeated positions: ascending as far as possible."""
+    if max(length(outer, 0), length(inner, 0)) > MOST:
+        return None
+    counts: dict[int, list[int]] = {}
+    for count, at in enumerate(positions(outer)):
+        counts.setdefault(at, []).append(count)
+    result, last = list[tuple[int, int]](), -1
+    for at in positions(inner):
+        if at not in counts:
+            return None
+        behind = bisect_right(counts[at], last)
+        last = counts[at][behind if behind < len(counts[at]) else 0]
+        result.append((last, last + 1))
+    return joined(result)
 
 
 def flattened(selection: Selection, shape: Sequence[int]) -> Runs | None:

@@ -205,12 +205,23 @@ def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seq
         origin = reader.table.origins.get(number)
         if origin is None or not _alike(origin[1], node):
             continue
-        law = _Law(reader, node, operands, shapes, use, read, origin[1], number)
+        dims = _sliding_dims(reader, use, origin[1], number)
+        law = _Law(reader, node, operands, shapes, use, read, origin[1], number, dims)
         result = law.spread() if node.op_type == SPREADING else law.slid()
         if result is not None and reader.core(result[0]) < reader.expressions.of_ranks:
             return result
         candidate = candidate or result
     return candidate
+
+
+def _sliding_dims(reader: NodeReader, use: OperatorUse, model: Node, number: int) -> frozenset[int]:
+    """The dimensions that a node, or the source's operator ``number``, slides along."""
+    if model.op_type not in (PAD, SLICE):
+        return frozenset(range(2, use.rank(0)))
+    expression = reader.expressions.all[number]
+    source = reader.use(model, expression.operands, [expression.shape]) or use
+    pairs = enumerate(zip(_slides(use), _slides(source)))
+    return frozenset(dim for dim, pair in pairs if not all(slide is not None and slide.still for slide in pair))
 
 
 def _alike(node: Node, model: Node) -> bool:
@@ -230,6 +241,8 @@ class _Law:
     read: PlacesRead
     model: Node
     number: int
+    dims: frozenset[int]
+    """The dimensions that the operator slides along."""
 
     def slid(self) -> list[int] | None:
         """Places of the results; for a part of the kernel, some of the terms."""
@@ -249,8 +262,10 @@ class _Law:
         starts: dict[int, Run] = {}
         for dim, (total, local) in enumerate(zip(totals, parts)):
             if total is None or local is None:
-                if self._dims(dim):
+                if dim in self.dims:
                     return None
+                continue
+            if dim not in self.dims:
                 continue
             part = cut[dim] if cut else None
             at = self._first(dim, total, local, part)
@@ -281,10 +296,6 @@ class _Law:
         counted = place_laws.of_part(self.reader, results[1], totals, moved, run, starts[moved])
         return None if counted is None else [results[0], counted]
 
-    def _dims(self, dim: int) -> bool:
-        """Return whether the operator slides along a dimension."""
-        return dim >= 2 or self.node.op_type in (PAD, SLICE)
-
     def _rest(self) -> list[int]:
         """The operands behind the first; of an operator with bounds as operands, the source's."""
         if self.node.op_type in (PAD, SLICE):
@@ -297,7 +308,7 @@ class _Law:
         selection: list[Runs | None] = [None] * len(shape)
         for dim, size in enumerate(shape):
             runs = self.read.ranges[dim]
-            if not self._dims(dim):
+            if dim not in self.dims:
                 if runs[0][0] < 0 or runs[-1][1] > int(size or 0):
                     return None
                 selection[dim] = runs
@@ -308,7 +319,7 @@ class _Law:
     def _source(self, whole: int, rest: Sequence[int]) -> OperatorUse | None:
         """The operator on whole values, for rules of dimensions."""
         result = self.reader.expressions.shape(self.number) or ()
-        shapes = [None if shape is None else tuple(new if self._dims(dim) else old
+        shapes = [None if shape is None else tuple(new if dim in self.dims else old
                   for dim, (old, new) in enumerate(zip(shape, result))) for shape in self.shapes]  # fmt: skip
         return self.reader.use(self._node, [whole, *rest], shapes)
 
@@ -354,7 +365,7 @@ class _Law:
         slides: dict[int, Sliding] = {}
         for dim, (total, local) in enumerate(zip(_slides(source), _slides(self.use))):
             if total is None or local is None:
-                if self._dims(dim):
+                if dim in self.dims:
                     return None
                 continue
             run = self.read.run(dim)

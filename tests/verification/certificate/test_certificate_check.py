@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from plants import gradient_calls
 
 import gopt
+from gopt import limits
 from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import InputError, OptionError
 from gopt.verification.certificate.check import check
@@ -428,3 +429,10 @@ def test_what_has_no_certificate_is_refused(certified, tmp_path):
     with pytest.raises(InputError):
         gopt.check_certificate(tmp_path / "missing.cert", folder)
     assert main(["prove", str(folder), "--check", "x", "--certificate", "y"]) == 2
+
+
+def test_a_constant_of_more_elements_than_are_folded_is_checked(tmp_path, monkeypatch):
+    gopt.shard(FIXTURES / "cnn_sgd.onnx", "h=2", prove=False).write(tmp_path / "out")
+    assert gopt.prove(tmp_path / "out", certificate=tmp_path / "step.cert").proven
+    monkeypatch.setattr(limits, "FOLDED_ELEMENTS", 8)
+    assert gopt.check_certificate(tmp_path / "step.cert", tmp_path / "out").fault is None

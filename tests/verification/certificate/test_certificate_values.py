@@ -158,3 +158,27 @@ def test_places_written_twice_are_no_values_in_order() -> None:
     )  # fmt: skip
     values.arrays[3] = np.array([[1], [1]])
     assert not np.isin(values.value(4), np.concatenate([values.value(1), values.value(2)], -1)).any()
+
+
+@pytest.mark.parametrize("beside", [(), (3,), (4,)])
+@pytest.mark.parametrize("pads", [(0, 1, 2, 0), (1, 0, 0, 0), (0, 0, 0, 0)])
+def test_places_of_a_padded_value_are_the_value_between_borders(pads, beside) -> None:
+    sizes = 2 + pads[0] + pads[2], 3 + pads[1] + pads[3]
+    values = table(
+        Line("batch", "x", (), (2, 3)), Line("constant", "p", (), (4,)), Line("linear", (), (), ()),
+        Line("linear", (2,), (0,), ()), Line("Pad", ((), 0), (1, 2, *beside), sizes),
+    )  # fmt: skip
+    values.arrays[2] = np.array(pads)
+    due = np.full((2, *sizes), values.element(2 * (beside == (4,))))
+    due[:, pads[0] : pads[0] + 2, pads[1] : pads[1] + 3] = values.value(1)
+    assert (values.value(5) == due).all()
+
+
+def test_a_value_padded_by_less_than_nothing_or_by_other_places_is_unknown() -> None:
+    for mode, pads in (("constant", [-1, 0]), ("reflect", [1, 0])):
+        values = table(
+            Line("state", "x", (), (3,)), Line("constant", "p", (), (2,)),
+            Line("Pad", ((("mode", mode),), 0), (1, 2), (3 + sum(pads),)),
+        )  # fmt: skip
+        values.arrays[2] = np.array(pads)
+        assert not np.isin(values.value(3), values.value(1)).any()

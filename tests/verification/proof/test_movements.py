@@ -1,4 +1,6 @@
-"""Movements of elements, drawn: two values are alike where NumPy finds the same elements at all places."""
+"""Movements of elements, drawn: two values are alike where NumPy finds the same elements at all places.
+
+A border of zeros has the place -1."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from gopt.verification.proof.selections import normal
 def moved(expressions: Expressions, number: int, places: np.ndarray, draw: random.Random) -> tuple[int, np.ndarray]:
     """A movement of an expression, and of the places of its elements."""
     shape, rank = places.shape, places.ndim
-    way = draw.choice(["view", "take", "permuted", "repeated", "row", "lookup"])
+    way = draw.choice(["view", "take", "permuted", "repeated", "row", "lookup", "padded", "constant"])
     if way == "view":
         places = places.reshape(factors(draw, places.size))
         return expressions.view(number, places.shape), places
@@ -44,6 +46,21 @@ def moved(expressions: Expressions, number: int, places: np.ndarray, draw: rando
         expressions.arrays[position] = index
         some = np.take(places, index, axis)
         return expressions.apply("Gather", ((("axis", axis),), 0), [number, position], some.shape), some
+    if way == "padded" and rank and places.size < 200:
+        pads = np.array([draw.choice([0, 0, 1, 2]) for _ in range(2 * rank)])
+        amounts = expressions.leaf("constant", pads.tobytes(), pads.shape)
+        expressions.arrays[amounts] = pads
+        zero, some = (
+            expressions.constant(0, ()),
+            np.pad(places, list(zip(pads[:rank], pads[rank:])), constant_values=-1),
+        )
+        return expressions.apply("Pad", ((), 0), [number, amounts, zero], some.shape), some
+    if way == "constant" and rank and places.size < 200:
+        axis, front = draw.randrange(rank), draw.random() < 0.5
+        rows = expressions.constant(0, (*shape[:axis], 1, *shape[axis + 1 :]))
+        values, parts = [number, rows], [places, np.full(expressions.shape(rows), -1)]
+        row = expressions.concatenated(values[::-1] if front else values, axis)
+        return row, np.concatenate(parts[::-1] if front else parts, axis)
     return number, places
 
 
@@ -64,4 +81,4 @@ def test_alike_are_the_same_elements_alone(start: int) -> None:
             alike = expressions.alike(number, second)
             assert equal or not alike, seed
             same, found = same + equal, found + alike
-    assert found > 0.7 * same > 100
+    assert found > 0.6 * same > 100

@@ -14,7 +14,7 @@ import gopt
 from gopt.errors import UnsupportedError
 from gopt.verification.proof.result import ProofVerdict
 
-AFTER = ("o = Identity(r)", "t = Mul(r,r) o = Exp(t)")
+AFTER = ("o = Identity(r)", "t = Mul(r,r) o = Exp(t)", "t = Add(x,r) o = Exp(t)")
 
 
 def shape(axis: int, size: int) -> str:
@@ -41,7 +41,7 @@ def rank(axis: int, shift: int, sender: int, after: str) -> ModelProto:
 
 
 @pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("shift", [1, 2, 3, 4])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_roll_of_parts_is_proven_and_places_of_another_rank_are_different(axis, shift, after, tmp_path):
     split = {"split": ["tp" if dim == axis else "" for dim in range(3)]}

@@ -86,6 +86,22 @@ def test_ranges_of_ranges_and_back() -> None:
             assert within(outer, None, 12) is None
 
 
+def test_a_selection_of_positions_that_stand_there_twice() -> None:
+    found = 0
+    for seed in range(500):
+        draw = random.Random(seed)
+        outer = joined((at, at + draw.choice([1, 2])) for at in (draw.randrange(6) for _ in range(5)))
+        inner = joined((at, at + 1) for at in (draw.randrange(7) for _ in range(3)))
+        chosen = within(outer, inner, 7)
+        present = {at for begin, end in outer for at in range(begin, end)}
+        assert (chosen is not None) == all(at in present for begin, end in inner for at in range(begin, end)), seed
+        if chosen is not None:
+            found += 1
+            whole = inside(outer, chosen)
+            assert whole is not None and positions(whole) == positions(inner), seed
+    assert found > 100
+
+
 def test_dimensions_that_are_joined_or_divided_together_have_as_many_elements() -> None:
     for seed in range(2000):
         draw = random.Random(seed)

@@ -1,0 +1,63 @@
+"""Elements of expressions with the value zero for all leaves: borders of a Pad, in products, sums and movements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from gopt.verification.proof.expressions import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
+from gopt.verification.proof.movements import PADDED, Movements
+from gopt.verification.proof.selections import Selection, Sizes, inside, replaced, through
+
+DEPTH = 16
+"""Operators behind one another up to which zeros are followed."""
+
+
+def are_zero(expressions: Movements, number: int, selection: Selection, depth: int = DEPTH) -> bool:
+    """Return whether the selected elements of an expression are zero, as far as laws say so."""
+    op, _, operands, shape = expressions.all[number]
+    if expressions.uniform(number) == 0:
+        return True
+    if not depth or not operands or not isinstance(shape, tuple) or all(runs is None for runs in selection):
+        return False
+    if op == PADDED:
+        return any(_in_border(selection, dim, ends) for dim, ends in enumerate(expressions.borders(number, 0)))
+    if op == PRODUCT and not expressions.finite[number]:
+        return False
+    rows = _behind(expressions, number, selection)
+    inner = (are_zero(expressions, operand, chosen, depth - 1) for operand, chosen in rows)
+    return any(inner) if op == PRODUCT else op in _MOVED and all(inner)
+
+
+_MOVED = frozenset({LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
+
+
+def _in_border(selection: Selection, dim: int, ends: tuple[int, int]) -> bool:
+    """Return whether selected positions of a dimension are all in front of, or behind, the padded value."""
+    runs = selection[dim]
+    return runs is not None and all(stop <= ends[0] or start >= ends[1] for start, stop in runs)
+
+
+def _behind(expressions: Movements, number: int, selection: Selection) -> Iterator[tuple[int, Selection]]:
+    """The operands of an expression, and the elements behind the selected elements."""
+    op, attributes, operands, shape = expressions.all[number]
+    for operand in operands:
+        sizes, chosen = cast(Sizes, expressions.shape(operand)), None
+        if op in (LINEAR, PRODUCT):
+            last = selection[len(selection) - len(sizes) :]
+            chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, last))
+        elif op == VIEW:
+            chosen = through(cast(Sizes, shape), selection, sizes)
+        elif op == TAKE:
+            chosen = tuple(map(inside, cast(Selection, attributes), selection))
+        elif op == PERMUTED:
+            perm = cast(tuple[int, ...], attributes)
+            chosen = tuple(selection[perm.index(dim)] for dim in range(len(perm)))
+        elif op in (SUM, PARTED):
+            chosen = selection
+            for axis in cast(tuple[int, ...], attributes) if op == SUM else ():
+                chosen = replaced(chosen, axis % len(chosen))
+        if chosen is not None:
+            yield operand, chosen
+        else:
+            yield operand, (None,) * len(sizes)
