@@ -238,8 +238,7 @@ class MpiEngine:
         if "cuts" in attributes:
             counts = lengths(attributes["cuts"])
         else:
-            row = shard.size // max(shard.shape[attributes["axis"]], 1)
-            counts = [size * row for size in attributes["sizes"]]
+            counts = [total_elements([resized(shard.shape, attributes["axis"], size)]) for size in attributes["sizes"]]
         whole = buffer if isinstance(buffer, np.ndarray) else self._pool.take([sum(counts)], shard.dtype)
         target = whole[sum(counts[: comm.rank]) :][: shard.size]
         in_place = shard.size > 0 and same_memory(target, shard)

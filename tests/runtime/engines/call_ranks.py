@@ -1,4 +1,4 @@
-"""One rank of three, under a launcher: every call of an engine (``nccl``, ``torch``) against the reference.
+"""One rank of three, under a launcher: every call of an engine (``mpi``, ``nccl``, ``torch``) against the reference.
 
 Prints, on the first rank, how many calls were compared. Differences of all ranks end it with 1.
 """
@@ -45,6 +45,24 @@ def run(device: Any, engine: Any, rank: int) -> tuple[int, list[str]]:
     return compared, wrong
 
 
+class Memory:
+    """The arrays that engine ``mpi`` takes, which is on no device."""
+
+    @staticmethod
+    def to_device(array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    @staticmethod
+    def to_host(array: np.ndarray) -> np.ndarray:
+        return array
+
+
+def on_mpi(mesh: Mesh) -> tuple[Any, Any]:
+    from gopt.runtime.engines.mpi import MpiEngine
+
+    return MpiEngine(mesh, 120.0, lambda text: None), Memory
+
+
 def on_nccl(mesh: Mesh) -> tuple[Any, Any]:
     from gopt.runtime.engines.mpi import MpiEngine
     from gopt.runtime.engines.nccl import on_gpus
@@ -73,4 +91,4 @@ def main(transport: Any) -> None:
 
 
 if __name__ == "__main__":
-    main({"nccl": on_nccl, "torch": on_torch}[sys.argv[1]])
+    main({"mpi": on_mpi, "nccl": on_nccl, "torch": on_torch}[sys.argv[1]])

@@ -17,6 +17,7 @@ from gopt.runtime.engines.processes import RankProcesses, catches
 
 mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 
+CALLS = Path(__file__).with_name("call_ranks.py")
 TALK = """
 import json, os
 import numpy as np
@@ -45,6 +46,13 @@ def ran(count: int, *command: str, ended_after: float = 60.0) -> tuple[RankProce
         job.end()
         out.seek(0)
         return job, out.read().decode().splitlines()
+
+
+@mpi
+def test_calls_of_three_processes_give_what_the_reference_does(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(CALLS.parent), *sys.path]))
+    job, lines = ran(3, sys.executable, str(CALLS), "mpi", ended_after=240.0)
+    assert not any(job.codes.values()) and int(lines[0]) > 200, "\n".join(lines)
 
 
 KILLED = """
