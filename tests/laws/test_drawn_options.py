@@ -52,6 +52,8 @@ FOUND = [
     Setting("gpt_adamw", "cp=2,sp=4", 0, 1, None, {}),
     # Rows of a table of positions that the source takes, too.
     Setting("stream 87224", "tp=2", 0, 1, None, {"tensor-parallel": {"sizes": "ceil"}}),
+    # A part of a sum in front of a factor that is made of the sum.
+    Setting("stream 90508", "tp=2,cp=2", 0, 1, None, {"tensor-parallel": {"regather": True}}),
     # The sum of ranges of a term that is ranges itself was no sum in normal form.
     Setting("stream 79226", "dp=2,tp=2", 1, 1, None, {"shard": {"partition": "rows"}}),
     # A value sent on to another stage was taken for the equal sum of the backward, which one call made too.

@@ -44,6 +44,7 @@ from gopt.verification.proof.expressions import (
     Part,
     elements,
 )
+from gopt.verification.proof.movements import LOOKUP
 from gopt.verification.proof.selections import Runs, positions
 from gopt.verification.proof.window_laws import WINDOWED
 
@@ -144,10 +145,16 @@ class ExpressionValues:
             return self._iterated(number, coordinates, values[0])
         if op in PARTIAL:
             return values[0]
+        rows: list[tuple[int, Runs]] = []
+        """The dimensions of the result with some rows that are looked up, and zeros."""
         for label, size, runs in cut.get(number, ()):
             pairs = list(zip(values, label))  # type: ignore[call-overload]
             if any(dim is not None and array.shape[dim] != size for array, dim in pairs):
                 raise Unevaluable(op)
+            if op == LOOKUP and label[0] is None:  # type: ignore[index]
+                axis = dict(attributes[0]).get("axis", 0) % values[0].ndim  # type: ignore[index,call-overload]
+                rows.append((axis + label[1], runs))  # type: ignore[index]
+                continue
             zeros = op.startswith("Gather") or (op in WINDOWED and None in label)  # type: ignore[operator]
             values = [array if dim is None else _kept(array, dim, runs, zeros=zeros) for array, dim in pairs]
         rule = _KERNELS.get(op)
@@ -171,7 +178,10 @@ class ExpressionValues:
         sizes = tuple(map(int, shape or ()))  # type: ignore[arg-type]
         array = np.asarray(result)
         if array.size == elements(shape):
-            return array.reshape(sizes)
+            array = array.reshape(sizes)
+            for dim, runs in rows:
+                array = _kept(array, dim, runs, zeros=True)
+            return array
         try:
             return np.broadcast_to(array, sizes)
         except ValueError as error:

@@ -452,7 +452,12 @@ class Elements:
 
     def depend(self, numbers: Iterable[int], leaves: Collection[int]) -> bool:
         """Return whether some expressions are made of some leaves."""
-        return any(number in leaves for number in walk(numbers, lambda number: self.all[number].operands))
+        lowest = min(leaves, default=0)  # what is made of an expression has a larger number
+
+        def above(number: int) -> Iterator[int]:
+            return (operand for operand in self.all[number].operands if operand >= lowest)
+
+        return any(number in leaves for number in walk(numbers, above))
 
     def scaled(self, number: int, factor: Coefficient) -> int:
         """The multiple of an expression."""
@@ -884,16 +889,11 @@ class Elements:
 
     def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}
-        for atom, factor in self._totals(pieces):
-            terms[atom] = terms.get(atom, 0) + factor
+        for piece in pieces:
+            single = self._element(*piece[:2]) if piece[2] - piece[1] == 1 else None
+            for atom, factor in self._total_terms(*piece) if single is None else ((single, 1),):
+                terms[atom] = terms.get(atom, 0) + factor
         return self.linear(terms, ())
-
-    def _totals(self, pieces: Iterable[Piece]) -> Iterator[tuple[int, Coefficient]]:
-        for root, start, stop in pieces:
-            if stop - start == 1:
-                yield self._element(root, start), 1
-            else:
-                yield from self._total_terms(root, start, stop)
 
     def _element(self, root: int, at: int) -> int:
         """An element of a value."""
@@ -909,8 +909,8 @@ class Elements:
             if self.elements(atom) == 1:
                 yield self.view(atom, ()), factor * count
             elif self.all[self.root(atom)].op == FLAT:
-                inner = self._totals(self.cut(atom, start, stop))
-                yield from ((part, factor * times) for part, times in inner)
+                for piece in self.cut(atom, start, stop):
+                    yield from ((part, factor * times) for part, times in self._total_terms(*piece))
             else:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
 

@@ -347,6 +347,8 @@ class PartialSums(Boxes):
                 short = rank - len(self.shape(inner) or ())
                 inner = self.summed(inner, [dim - short for dim in axes])
                 core = self.root(inner) if self.all[self.root(inner)].op in (SUM, TOTAL) else None
+                if core is not None and self.depend([factor for factor, _ in front], {core}):
+                    core = None  # with some of the terms, the factors would be others too
                 whole = self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
                 return whole, core
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
