@@ -152,7 +152,7 @@ class ExpressionValues:
             if any(dim is not None and array.shape[dim] != size for array, dim in pairs):
                 raise Unevaluable(op)
             if op == LOOKUP and label[0] is None:  # type: ignore[index]
-                axis = dict(attributes[0]).get("axis", 0) % values[0].ndim  # type: ignore[index,call-overload]
+                axis = dict(attributes[0]).get("axis", 0) % values[0].ndim  # type: ignore[index]
                 rows.append((axis + label[1], runs))  # type: ignore[index]
                 continue
             zeros = op.startswith("Gather") or (op in WINDOWED and None in label)  # type: ignore[operator]
