@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from pathlib import Path
 
@@ -33,9 +34,9 @@ def _judged(setting: Setting, folder: Path) -> Verdict:
     if not found.equal:
         unseen = "is not confirmed" in found.reason()
         return Verdict("unconfirmed" if unseen else "WRONG", found.reason())
-    proof = gopt.prove(folder / "ranks")
-    if not proof.proven:
-        return Verdict("unproven", next(str(of) for of in proof.claims if of.verdict is not ProofVerdict.PROVEN))
+    proof = json.loads((folder / "ranks" / "report.json").read_text())["proof"]
+    if proof["verdict"] != ProofVerdict.PROVEN.value:
+        return Verdict("unproven", f"{proof['reason']}: {', '.join(proof['open'])}")
     try:
         if not gopt.prove(folder / "ranks", certificate=folder / "certificate").proven:
             return Verdict("unproven", "with all nodes that ranks have from the source")
