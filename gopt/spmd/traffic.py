@@ -121,7 +121,8 @@ def made_again(nodes: Sequence[Node]) -> frozenset[int]:
     again = []
     for node in nodes:
         if node.domain == COMM and node.inputs:
-            values = {(signature(node), name) for name in node.inputs}
+            kind = signature(node)
+            values = {(kind, name) for name in node.inputs}
             if values <= sent:
                 again.append(id(node))
             sent |= values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from option_gen.life import Life, judge
-from option_gen.make import STREAM, Setting
+from option_gen.make import STREAM, Setting, outcomes
 from products import part
 
 GOOD = ("right", "refused")
@@ -35,5 +35,4 @@ def test_what_was_found_stays_right(life, tmp_path):
 def test_ranks_go_on_as_other_ranks(seed, tmp_path):
     life = Life.draw(seed)
     verdict = judge(life, tmp_path)
-    good = (*GOOD, "unproven") if life.before.step.startswith(STREAM) else GOOD
-    assert verdict.outcome in good, verdict.why
+    assert verdict.outcome in outcomes(life.before.step, *GOOD), verdict.why

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from option_gen.judge import judge
-from option_gen.make import STREAM, Setting
+from option_gen.make import Setting, outcomes
 from products import part
 
 GOOD = ("right", "refused", "unconfirmed")
@@ -72,8 +72,7 @@ def test_what_was_found_stays_right(setting, tmp_path):
 def test_ranks_of_drawn_options_are_right(seed, tmp_path):
     setting = Setting.draw(seed)
     verdict = judge(setting, tmp_path)
-    good = (*GOOD, "unproven") if setting.step.startswith(STREAM) else GOOD
-    assert verdict.outcome in good, verdict.why
+    assert verdict.outcome in outcomes(setting.step, *GOOD), verdict.why
 
 
 def test_settings_are_of_every_kind():

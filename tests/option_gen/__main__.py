@@ -1,6 +1,6 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--lives``, pairs of settings: ranks train by the first, and go on by the second.
+With ``--lives``, ranks of one setting train, and go on as trainers and servers, or as ranks of another setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Ranks of one drawn setting train, go on as ranks of another, and every reader reads both folders."""
+"""Ranks of a drawn setting train, and go on as trainers and servers, or as ranks of another; every reader reads the
+folders."""
 
 from __future__ import annotations
 
@@ -24,8 +25,6 @@ from option_gen.make import Setting
 
 STEPS = 2
 States = dict[str, np.ndarray]
-
-
 SPLITS = (
     ("--slicing", ("off", "classic"), 0.4), ("--minimum", ("16", "100"), 0.4), ("--accumulate", ("2",), 0.2),
     ("--placement", ("round-robin", "hash"), 0.4), ("--mode", ("async", "half-async", "geo"), 0.4),

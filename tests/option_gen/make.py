@@ -99,6 +99,11 @@ class Setting:
         return words + [word for option in options for word in ("-O", option)]
 
 
+def outcomes(step: str, *good: str) -> tuple[str, ...]:
+    """The ``good`` outcomes of a step: ranks of a stream of tokens may be unproven, too."""
+    return (*good, "unproven") if step.startswith(STREAM) else good
+
+
 @cache
 def fixtures() -> tuple[str, ...]:
     """Names of the small fixtures that are one file each."""
