@@ -46,14 +46,19 @@ class Life:
         ranks = (*Setting.draw(r.randrange(1 << 30), before.step).words(),)
         if r.random() < 0.7:
             return cls(before, (ranks,))
-        split = ["--trainers", r.choice("123"), "--servers", r.choice("123")]
-        for option, values, often in SPLITS:
-            split += [option, r.choice(values)] if r.random() < often else []
-        return cls(before, ((*split,), ranks))
+        return cls(before, (split_words(r), ranks))
 
     def told(self) -> str:
         """As command lines."""
         return ", then ".join([self.before.told(), *map(" ".join, self.after)])
+
+
+def split_words(r: random.Random) -> tuple[str, ...]:
+    """Options of ``gopt split``."""
+    words = ["--trainers", r.choice("123"), "--servers", r.choice("123")]
+    for option, values, often in SPLITS:
+        words += [option, r.choice(values)] if r.random() < often else []
+    return (*words,)
 
 
 def judge(life: Life, folder: Path) -> Verdict:
