@@ -58,6 +58,8 @@ FOUND = [
     Setting("stream 79226", "dp=2,tp=2", 1, 1, None, {"shard": {"partition": "rows"}}),
     # A value sent on to another stage was taken for the equal sum of the backward, which one call made too.
     Setting("families/t5_adamw", "pp=2,tp=2", 0, 2, "gpipe", {"tensor-parallel": {"regather": True}}),
+    # A node moved to another stage, and in the same sweep on to a third, without its operand.
+    Setting("stream 15045", "pp=2", 0, 4, "interleaved:3", {}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
