@@ -7,6 +7,7 @@ import onnx
 import pytest
 from helpers import FIXTURES, Builder, perceptron
 from onnx import helper
+from products import spread
 
 import gopt
 from gopt.analysis.layout_aliases import find_aliases
@@ -66,8 +67,7 @@ def test_what_changes_something_is_none(what, tmp_path):
     assert made not in aliases
 
 
-@pytest.mark.parametrize("what", NOTHING)
-@pytest.mark.parametrize("where", ["gradient", "output", "parameter"])
+@pytest.mark.parametrize(("what", "where"), spread(NOTHING, ["gradient", "output", "parameter"]))
 def test_the_update_is_split_all_the_same(what, where, tmp_path):
     """Around a clip, before an output, between a parameter and its update; each rank has a batch of its own."""
     b = Builder()

@@ -27,7 +27,7 @@ def verdict(ranks: Ranks, shown: dict[str, tuple[str, Form]], folder: Path) -> P
         return None
 
 
-@pytest.mark.parametrize("seed", part(range(3000), 20))
+@pytest.mark.parametrize("seed", part(range(3000), 12))
 def test_what_is_proven_has_the_numbers_of_the_model(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     ranks = Ranks(drawn_model(draw), draw.choice([2, 3, 4]), draw)

@@ -131,7 +131,7 @@ OPTIONS = (
 CASES = list(product(FIXTURES, OPTIONS, ("states", "activations", "states,activations")))
 
 
-@pytest.mark.parametrize(("fixture", "options", "what"), part(CASES, 18))
+@pytest.mark.parametrize(("fixture", "options", "what"), part(CASES, 10))
 def test_rank_files_with_copies_compute_the_same_bits(fixture, options, what, tmp_path):
     mesh, settings = options
     passes = {"offload": {"least": "1B"}}

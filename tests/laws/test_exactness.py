@@ -8,6 +8,7 @@ import onnx
 import pytest
 from derive_gen.make import make
 from helpers import FIXTURES
+from products import spread
 from whole_gen.exactness import of_kind
 from whole_gen.kinds import load_all
 
@@ -23,8 +24,7 @@ CASES = FIXTURES / "cases" / "losses"
 SUMS = "are sums over the samples, and ranks average them"
 
 
-@pytest.mark.parametrize("seed", [100, 200])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "seed"), spread(KINDS, [100, 200]))
 def test_what_is_told_of_a_step_is_so(name: str, seed: int) -> None:
     found = of_kind(name, seed + KINDS.index(name))
     assert found.kind in ("right", "refused"), found

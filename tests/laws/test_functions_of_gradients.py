@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import ModelProto, helper, numpy_helper
 from operator_forms import Case, forms
+from products import part
 from written_steps import NET, Written, hold_ranks, sgd
 
 from gopt.operators.operator import Slope
@@ -94,7 +95,7 @@ def hold(op_type: str, use: Case, place: int, folder: Path, stage: int) -> None:
 USED = sorted(each for each in OPERATORS if any(True for _ in uses(each)))
 
 
-@pytest.mark.parametrize("op_type", USED)
+@pytest.mark.parametrize("op_type", part(USED, 50))
 def test_a_function_of_a_gradient_is_that_of_the_mean(op_type: str, tmp_path: Path) -> None:
     hold(op_type, *next(uses(op_type)), tmp_path / "step", 2)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import last_reads, source
-from products import part
+from products import part, spread
 
 import gopt
 from gopt.api import Sharded
@@ -170,9 +170,13 @@ def test_the_peak_is_the_peak_of_the_files_in_the_order_of_the_schedule(schedule
         assert abs(measured - planned) <= 0.05 * planned, (rank, measured, planned)
 
 
-@pytest.mark.parametrize("bucket_mb", ["", "0.002"])
-@pytest.mark.parametrize("schedule", ["", "gpipe", "zb-h1", "interleaved:2"])
-@pytest.mark.parametrize("fixture", ["gpt_adamw", "families/llama_adamw_clip", "families/moe_adamw"])
+@pytest.mark.parametrize(
+    ("fixture", "schedule", "bucket_mb"),
+    spread(
+        ["gpt_adamw", "families/llama_adamw_clip", "families/moe_adamw"], ["", "gpipe", "zb-h1", "interleaved:2"],
+        ["", "0.002"],
+    ),
+)  # fmt: skip
 def test_the_report_has_the_gathered_bytes_of_the_files(fixture, schedule, bucket_mb):
     options: dict[str, Any] = {"accumulate": 4, "schedule": schedule} if schedule else {}
     if bucket_mb:
@@ -207,9 +211,13 @@ def saved_of_states(program: SpmdProgram) -> dict[str, int]:
     return {name: program.graph.types[name].nbytes for name in kept - fed - sent}
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-v"])
-@pytest.mark.parametrize("fixture", ["gpt_adamw", "cnn_mom_fp16", "families/moe_adamw", "mlp_adamw_bf16"])
-@pytest.mark.parametrize("style", ["gather", "broadcast"])
+@pytest.mark.parametrize(
+    ("fixture", "schedule", "style"),
+    spread(
+        ["gpt_adamw", "cnn_mom_fp16", "families/moe_adamw", "mlp_adamw_bf16"], ["gpipe", "1f1b", "zb-h1", "zb-v"],
+        ["gather", "broadcast"],
+    ),
+)  # fmt: skip
 def test_parameters_are_gathered_by_each_action_and_never_saved(fixture, schedule, style):
     options = {"accumulate": 4, "schedule": schedule}
     passes = {"shard": {"style": style, "partition": "whole"} if style == "broadcast" else {}}

@@ -10,6 +10,7 @@ import pytest
 from helpers import FIXTURES
 from onnx import helper
 from option_gen.make import Setting
+from products import part
 
 import gopt
 from gopt.api import Sharded
@@ -25,7 +26,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fixture", "mesh", "schedule", "stage", "passes"), CASES)
+@pytest.mark.parametrize(("fixture", "mesh", "schedule", "stage", "passes"), part(CASES, 3))
 def test_stages_of_a_member_train_as_the_source(fixture, mesh, schedule, stage, passes, tmp_path):
     """Each ended in a KeyError: a fused call stood in the action of one stage, before another had made its part."""
     options = {"accumulate": 4, "schedule": schedule, "stage": stage, "passes": passes}

@@ -19,7 +19,7 @@ ONE_SAMPLE = {7, 47}
 """A single sample with positions and classes in parts: its elements lie behind one another in two ways."""
 
 
-@pytest.mark.parametrize(("seed", "mesh"), part(DRAWN, 20))
+@pytest.mark.parametrize(("seed", "mesh"), part(DRAWN, 12))
 def test_tokens_predicted_on_parts_of_the_vocabulary_are_proven(seed, mesh, tmp_path):
     recipe = Recipe.draw(seed)
     blocks = tuple(block for block in recipe.blocks if block not in ROLLED)

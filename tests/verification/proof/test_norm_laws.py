@@ -13,6 +13,7 @@ from helpers import Builder, calls, edit_ranks
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from plants import attribute, own_values, replace
+from products import spread
 from verification.proof.test_split_holes import model
 
 import gopt
@@ -100,8 +101,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     return of
 
 
-@pytest.mark.parametrize("mesh", ["h=2", "w=3", "h=2,w=2", "dp=2,h=2"])
-@pytest.mark.parametrize("op", VECTORS)
+@pytest.mark.parametrize(("op", "mesh"), spread(VECTORS, ["h=2", "w=3", "h=2,w=2", "dp=2,h=2"], keep=2))
 def test_ranks_with_some_of_the_places_are_proven(op: str, mesh: str, clean: Callable[[str, str], Path]) -> None:
     proof = gopt.prove(clean(op, mesh))
     assert proof.proven, proof.open()

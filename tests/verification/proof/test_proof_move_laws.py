@@ -11,6 +11,7 @@ import pytest
 from helpers import FIXTURES, calls, edit_manifest, edit_ranks
 from onnx import ModelProto, NodeProto, helper
 from plants import gradient_calls, replace
+from products import spread
 
 import gopt
 
@@ -32,8 +33,7 @@ def write(name: str, folder: Path, wire: str) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-@pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "wire"), spread(FOLDERS, ["float32", "float16", "bfloat16"], keep=2))
 def test_gradients_that_travel_in_another_type_are_proven(name: str, wire: str, tmp_path: Path) -> None:
     folder = write(name, tmp_path, wire)
     proof = gopt.prove(folder)

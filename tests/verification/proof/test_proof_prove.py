@@ -88,12 +88,12 @@ def check_proven(name: str, options: list[str], folder: Path) -> None:
     assert len(proof.claims) >= len(gopt.load(FIXTURES / f"{name}.onnx").training.states)
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SETS], 80))
+@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SETS], 50))
 def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys):
     check_proven(name, SETS[kind], tmp_path / "out")
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SPLIT_SETS], 60))
+@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SPLIT_SETS], 40))
 def test_every_fixture_is_proven_where_the_computation_is_split(name, kind, tmp_path, capsys):
     check_proven(name, SPLIT_SETS[kind], tmp_path / "out")
 

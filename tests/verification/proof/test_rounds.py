@@ -67,7 +67,7 @@ def split(name: str, options: list[str], folder: Path) -> bool:
     return main(["split", str(path), *options, "-o", str(folder), "-q"]) == 0
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(name, kind) for name in NAMES for kind in SETS], 60))
+@pytest.mark.parametrize(("name", "kind"), part([(name, kind) for name in NAMES for kind in SETS], 40))
 def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys):
     if not split(name, SETS[kind], tmp_path / "out"):
         pytest.skip("gopt split refuses it")
