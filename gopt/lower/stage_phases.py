@@ -191,10 +191,18 @@ class _Divided:
 
     def _check_statistics(self, lowered: Sequence[LoweredPhase]) -> None:
         """Raise UnsupportedError for a statistic that an action moves, and another one reads: actions of other
-        micro-batches run in between."""
+        micro-batches run in between. So is a statistic where forwards do not run in the order of micro-batches."""
+        schedule = self.plan.schedule
+        order = [] if schedule is None else schedule.forwards
         for state in self.program.states:
             if state.output not in self.micro:
                 continue
+            if schedule is not None and order != sorted(order):
+                raise UnsupportedError(
+                    f"schedule {schedule.name}: forwards run micro-batches in the order {order}, and the running "
+                    f"statistic {show(state.input)} follows the order",
+                    "number micro-batches in the order of their forwards",
+                )
             uses = [
                 phase.name for phase in lowered
                 if state.input in phase.graph.inputs or state.output in phase.graph.outputs

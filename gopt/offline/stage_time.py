@@ -52,9 +52,7 @@ class StagedStep:
         plan = self.program.stages
         assert plan is not None
         part_of = {plan.phase(kind, chunk): (kind, chunk) for kind in ActionKind for chunk in range(plan.chunks)}
-        stages_of: list[list[int]] = [[] for _ in schedule.members]
-        for stage, member in enumerate(schedule.placement):
-            stages_of[member].append(stage)
+        stage_at = {(member, plan.chunk(stage)): stage for stage, member in enumerate(schedule.placement)}
         parts: dict[StageAction, ComputeStream] = {}
         transfers: dict[StageAction, float] = {}
         for phase in lowered:
@@ -62,8 +60,9 @@ class StagedStep:
                 simulation = self.clock.run(phase, apart=True)
                 kind, chunk = part_of[phase.name]
                 for member, stream in enumerate(simulation.streams):
-                    parts[kind, stages_of[member][chunk]] = stream
-                    transfers[kind, stages_of[member][chunk]] = simulation.sent[member]
+                    if (member, chunk) in stage_at:
+                        parts[kind, stage_at[member, chunk]] = stream
+                        transfers[kind, stage_at[member, chunk]] = simulation.sent[member]
         return ActionTimes(parts, transfers, lowered)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 
 class ActionKind(StrEnum):
@@ -18,8 +19,21 @@ class ActionKind(StrEnum):
 
 
 def phase_name(kind: ActionKind, chunk: int, chunks: int) -> str:
-    """The name of the files of an action; ``chunk``: the number of the stage among ``chunks`` of a member."""
+    """The name of the files of an action; ``chunk``: the number of the stage in ``chunk_numbers``, of ``chunks``."""
     return kind.value if chunks == 1 else f"{kind.value}.{chunk}"
+
+
+@cache
+def chunk_numbers(placement: tuple[int, ...]) -> tuple[int, ...]:
+    """Stage -> the number in the names of files: above the numbers of earlier stages on the member, and at least the
+    number of the stage before. All members run files in the order of the numbers, so a sender runs before the receiver,
+    or with the receiver."""
+    numbers: list[int] = []
+    last: dict[int, int] = {}
+    for member in placement:
+        last[member] = max([last.get(member, -1) + 1, *numbers[-1:]])
+        numbers.append(last[member])
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,14 +83,26 @@ class Schedule:
             kind for kind in ActionKind if kind is ActionKind.FORWARD or (kind is ActionKind.BACKWARD) != split
         )
 
+    @property
+    def forwards(self) -> list[int]:
+        """The micro-batches in the order in which every stage takes them forward."""
+        first = self.members[self.placement[0]]
+        return [action.micro_batch for action in first if action.of_stage == (ActionKind.FORWARD, 0)]
+
     def runs(self, member: int) -> list[tuple[str, int]]:
-        """The files that a member runs for the micro-batches of a step, in order: phase and micro-batch."""
-        chunks = max(map(self.placement.count, self.placement))
-        chunk_of = {stage: self.placement[:stage].count(home) for stage, home in enumerate(self.placement)}
-        return [
-            (phase_name(action.kind, chunk_of[action.stage], chunks), action.micro_batch)
-            for action in self.members[member]
-        ]
+        """The files that a member runs for the micro-batches of a step, in order: phase and micro-batch.
+
+        Values for all members arrive with the last number: a member without a stage of this number runs the files
+        behind the forward, and before the backward, of the member's last stage."""
+        numbers = chunk_numbers(self.placement)
+        last, top = numbers[-1], max(number for number, home in zip(numbers, self.placement) if home == member)
+        runs: list[tuple[str, int]] = []
+        for action in self.members[member]:
+            chunks = [numbers[action.stage]]
+            if chunks[0] == top < last and action.kind is not ActionKind.WEIGHT:
+                chunks.insert(1 if action.kind is ActionKind.FORWARD else 0, last)
+            runs += [(phase_name(action.kind, chunk, last + 1), action.micro_batch) for chunk in chunks]
+        return runs
 
     def needs(self, action: Action) -> Iterator[Action]:
         """Yield the actions that must end before an action starts; on another member, the last is a transfer."""

@@ -76,7 +76,8 @@ def from_text(text: str, name: str) -> Schedule:
 def member_runs(
     schedule: Schedule, member: int, sizes: tuple[int, int, int], phases: Collection[str], name: os.PathLike[str]
 ) -> list[tuple[str, int]]:
-    """The runs of a member of the pipeline in order, phase and micro-batch; phases without an action come last, once.
+    """The runs of a member of the pipeline in order, phase and micro-batch; phases of no action come last, once, and
+    phases of actions of other members alone do not run.
 
     ``sizes``: members, stages and micro-batches of the ranks; ``phases``: phases of the member, in order; ``name``:
     of the file. Raises InputError for a schedule of another pipeline."""
@@ -89,7 +90,8 @@ def member_runs(
             ),
             "shard the step again with this schedule",
         )
-    return [*runs, *((phase, 0) for phase in phases if phase not in dict(runs))]
+    actions = {run[0] for each in range(len(schedule.members)) for run in schedule.runs(each)}
+    return [*runs, *((phase, 0) for phase in phases if phase not in actions)]
 
 
 class _Reader:

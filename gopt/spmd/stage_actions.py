@@ -15,7 +15,7 @@ from gopt.spmd.program import SpmdProgram
 from gopt.spmd.stage_plan import StagePlan, transfers
 
 ChunkAction = tuple[ActionKind, int]
-"""The kind of an action, and the chunk: the number of the stage on its member."""
+"""The kind of an action, and the number of the stage in ``chunk_numbers``."""
 
 
 class StageActions:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gopt.ir.graph import SPMD, TRANSFER, Node
 from gopt.records.mesh import PIPELINE, Mesh
 from gopt.records.placements import OnMember, Sharding
-from gopt.schedules.actions import ActionKind, Schedule, phase_name
+from gopt.schedules.actions import ActionKind, Schedule, chunk_numbers, phase_name
 from gopt.schedules.schedule_file import FILE, to_text
 from gopt.schedules.simulation import simulate
 
@@ -45,12 +44,12 @@ class StagePlan:
 
     @property
     def chunks(self) -> int:
-        """The number of stages of a member."""
-        return max(Counter(self.placement).values())
+        """The count of numbers of stages in the names of files."""
+        return chunk_numbers(self.placement)[-1] + 1
 
     def chunk(self, stage: int) -> int:
-        """The number of earlier stages on the member of a stage."""
-        return self.placement[:stage].count(self.placement[stage])
+        """The number of a stage in the names of files."""
+        return chunk_numbers(self.placement)[stage]
 
     def phase(self, kind: ActionKind, chunk: int) -> str:
         """The name of the files that run an action of a stage."""

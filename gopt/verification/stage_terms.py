@@ -15,8 +15,8 @@ from gopt.verification.rank_programs import load_rank
 def terms_of_stages(
     folder: Path, manifest: Manifest, source: TrainingGraph, terms: Mapping[str, str]
 ) -> dict[str, str]:  # fmt: skip
-    """Value of a rank -> the gradient, for ``terms`` of gradients without a rank for the whole sum. A stage may receive
-    a term in front of a transpose."""
+    """Value of a rank -> the gradient, for ``terms`` of gradients without a rank for the whole sum; of a sum of terms
+    that a rank makes, the sum alone. A stage may receive a term in front of a transpose."""
     mesh = manifest.mesh.mesh()
     if manifest.accumulate == 1 or not terms or PIPELINE not in dict(mesh.axes):
         return {}
@@ -26,8 +26,11 @@ def terms_of_stages(
     present = {name for node in nodes for name in node.outputs}
     producers, readers, result = source.graph.producers(), source.graph.users(), dict[str, str]()
     for term, gradient in terms.items():
+        total = readers[term][0].outputs[0]
+        while total != gradient and total not in present:
+            total = readers[total][0].outputs[0]
         while term not in present and producers[term].is_in(MOVES) and len(readers[producers[term].inputs[0]]) == 1:
             term = producers[term].inputs[0]
-        if gradient not in present:
+        if total == gradient and gradient not in present:
             result[term] = gradient
     return result

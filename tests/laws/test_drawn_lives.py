@@ -25,6 +25,8 @@ FOUND = [
         Setting("sparse/towers_adam", "dp=4", 0, 1, None, {}),
         (("--mesh", "dp=2,pp=2", "--micro-batches", "3", "--schedule", "zb-v"),),
     ),
+    # A schedule that begins with another micro-batch than the first passed over batches.
+    Life(Setting("mlp_adamw", "pp=2", 0, 2, "drawn 21 2 2", {}), (("--mesh", "shard=2"),)),
 ]
 
 

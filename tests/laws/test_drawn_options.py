@@ -60,6 +60,13 @@ FOUND = [
     Setting("families/t5_adamw", "pp=2,tp=2", 0, 2, "gpipe", {"tensor-parallel": {"regather": True}}),
     # A node moved to another stage, and in the same sweep on to a third, without its operand.
     Setting("stream 15045", "pp=2", 0, 4, "interleaved:3", {}),
+    # Files of a member's stages run in an order of the member's own, and the proof found no sender.
+    Setting("mlp_adamw", "pp=2", 0, 2, "drawn 13 2 2", {}),
+    # The loss came with a file that the member of the first two stages, or of the first alone, has not.
+    Setting("mlp_adamw", "pp=2", 0, 2, "drawn 1 2 2", {}),
+    Setting("mlp_adamw", "pp=2", 0, 2, "drawn 21 2 2", {}),
+    # The same, on tokens in parts.
+    Setting("stream 1437", "pp=2,sp=4", 1, 2, "drawn 91757 2 2", {}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
@@ -68,6 +75,12 @@ defect."""
 @pytest.mark.parametrize("setting", FOUND, ids=Setting.told)
 def test_what_was_found_stays_right(setting, tmp_path):
     assert judge(setting, tmp_path).outcome == "right"
+
+
+def test_a_sum_of_terms_that_a_stage_makes_is_scaled_once(tmp_path):
+    """By ``gopt verify``, which scaled the terms inside the sum, too."""
+    setting = Setting("stream 95562", "pp=2,dp=2", 0, 2, "drawn 97939 2 2", {})
+    assert judge(setting, tmp_path).outcome == "unconfirmed", "a gradient is the same on every batch"
 
 
 @pytest.mark.parametrize("seed", part(range(400), 8))

@@ -27,7 +27,7 @@ def judge(setting: Setting, folder: Path) -> Verdict:
 
 def _judged(setting: Setting, folder: Path) -> Verdict:
     try:
-        gopt.shard(setting.file(folder), setting.mesh, **setting.options).write(folder / "ranks")
+        gopt.shard(setting.file(folder), setting.mesh, **setting.options(folder)).write(folder / "ranks")
     except (OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)

@@ -22,7 +22,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.folder_contents import read_folder
 from gopt.verification import sampling
-from option_gen.make import Setting
+from option_gen.make import Setting, written
 
 STEPS, MOST_PROCESSES = 2, 4
 States = dict[str, np.ndarray]
@@ -75,12 +75,13 @@ def judge(life: Life, folder: Path) -> Verdict:
 def _judged(life: Life, folder: Path) -> Verdict:
     step, home, proof = life.before.file(folder), folder / "0", None
     try:
-        gopt.shard(step, life.before.mesh, **life.before.options).write(home)
+        gopt.shard(step, life.before.mesh, **life.before.options(folder)).write(home)
     except (OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     kept, due = first, _ = _trained(step, home, life.engine)
     for number, words in enumerate(life.after, 1):
         before, home = home, folder / str(number)
+        words = tuple(str(written(word, folder)) for word in words)
         code = main(["reshard", str(kept), *words, "-o", str(home), "--quiet"])
         if code in (OptionError.exit_code, UnsupportedError.exit_code):
             home = before  # and the next setting is tried

@@ -11,11 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from drawn_schedules import draw
 from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
 
+from gopt.schedules.schedule_file import to_text
+
 STREAM = "stream "
 """A step of ``mesh_gen``: this, and the seed of its recipe."""
+DRAWN = "drawn "
+"""A schedule of ``drawn_schedules``: this, and the seed, members and micro-batches."""
 SMALL = ("mlp_*", "cnn_*", "emb_*", "gpt_adamw", "optim/*", "sparse/*", "families/*", "real/mlp_*", "real/dropout_*")
 AXES = ("pp", "dp", "shard", "tp")
 OWN_AXES = {
@@ -67,15 +72,16 @@ class Setting:
         schedule = r.choice(SCHEDULES) if stages and r.random() < 0.8 else None
         mesh = ",".join(f"{axis}={size}" for axis, size in axes)
         stage = r.randint(0, 3)
+        if schedule and r.random() < 0.4:
+            schedule = f"{DRAWN}{r.randrange(100000)} {dict(axes)['pp']} {accumulate}"
         ordered = schedule if accumulate > 1 else None
         return cls(step, mesh, stage, accumulate, ordered, _passes(r, stage_on(mesh, stage) or 0))
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """Keywords of ``gopt.shard``."""
+    def options(self, folder: Path) -> dict[str, Any]:
+        """Keywords of ``gopt.shard``; a drawn schedule is written into the folder."""
         return {
-            "stage": stage_on(self.mesh, self.stage), "accumulate": self.accumulate, "schedule": self.schedule,
-            "passes": self.passes,
+            "stage": stage_on(self.mesh, self.stage), "accumulate": self.accumulate,
+            "schedule": written(self.schedule, folder), "passes": self.passes,
         }  # fmt: skip
 
     def file(self, folder: Path) -> Path:
@@ -98,6 +104,15 @@ class Setting:
         words += ["--schedule", str(self.schedule)] * (self.schedule is not None)
         options = [f"{owner}.{name}={value}" for owner, table in self.passes.items() for name, value in table.items()]
         return words + [word for option in options for word in ("-O", option)]
+
+
+def written(word: str | None, folder: Path) -> str | None:
+    """The word; the path of a file in the folder where the word is a drawn schedule."""
+    if word is None or not word.startswith(DRAWN):
+        return word
+    path = folder / f"{word}.txt"
+    path.write_text(to_text(draw(*map(int, word.removeprefix(DRAWN).split()))))
+    return str(path)
 
 
 def outcomes(step: str, *good: str) -> tuple[str, ...]:

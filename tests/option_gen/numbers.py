@@ -60,7 +60,7 @@ class Ranks:
     def write(self, folder: Path) -> None:
         step = self.setting.file(folder.parent)
         if not self.split:
-            gopt.shard(step, self.setting.mesh, prove=False, **self.setting.options).write(folder)
+            gopt.shard(step, self.setting.mesh, prove=False, **self.setting.options(folder.parent)).write(folder)
         elif main(["split", str(step), *self.split, "-o", str(folder), "--quiet"]):
             raise UnsupportedError("gopt split refuses")
 

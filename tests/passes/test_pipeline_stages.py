@@ -14,6 +14,7 @@ import specs
 from gopt.cli.main import main
 from helpers import FIXTURES, Builder, accept, calls, edit_file, edit_rank, source
 from onnx import ModelProto, numpy_helper
+from option_gen.make import written
 from products import part
 from steps_gen.__main__ import setting, tried
 from steps_gen.judge import GOOD
@@ -376,6 +377,11 @@ def test_what_is_no_pipeline_is_refused_by_name(mesh, stages, error, text):
 def test_a_statistic_that_the_forward_reads_and_the_backward_moves_is_refused(name, schedule):
     with pytest.raises(UnsupportedError, match="of a micro-batch read the running statistic"):
         gopt.shard(FIXTURES / "cases" / "roles" / f"{name}.onnx", "pp=2", accumulate=2, schedule=schedule)
+
+
+def test_a_statistic_is_refused_where_forwards_have_another_order_than_micro_batches(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"in the order \[1, 0, 2\], and the running statistic"):
+        gopt.shard(source("cnn_sgd"), "pp=2", accumulate=3, schedule=written("drawn 21 2 3", tmp_path))
 
 
 def test_a_statistic_that_one_action_reads_and_moves_is_right_on_stages(tmp_path):

@@ -192,15 +192,16 @@ class Trainer:
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         weights: list[float] = []
-        times, batches = self.rank.micro_steps, dict[int, Mapping[str, Array]]()
+        times, batches, taken = self.rank.micro_steps, dict[int, Mapping[str, Array]](), 0
         for at, (phase, turn) in enumerate(self.rank.actions):
             feeds: Mapping[str, Any] = hyper
             if phase in self._reading:
-                if turn not in batches:
-                    micro_step = MicroStep(self.step * times + turn, self.rank.part, self.rank.parts)
-                    batches[turn] = batch = self.data.batch(micro_step)
+                while taken <= turn:  # a schedule may begin with any micro-batch, the data is read in order
+                    micro_step = MicroStep(self.step * times + taken, self.rank.part, self.rank.parts)
+                    batches[taken] = batch = self.data.batch(micro_step)
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
+                    taken += 1
                 feeds = hyper | self.rank.record.feeds(batches[turn])
                 if self.step and at == self._reads[turn]:
                     del batches[turn]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import FIXTURES
+from option_gen.make import written
 
 import gopt
 from gopt.errors import GoptError
 from gopt.ir.types import TensorType
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.batch_stream import BatchStream, StreamSource
+from gopt.schedules.schedule_file import read_schedule
 from gopt.verification import sampling
 
 TYPES = {"x": TensorType("float32", (2,)), "y": TensorType("int64", ())}
@@ -102,7 +105,9 @@ def test_a_rank_of_several_stages_reads_each_batch_once(name, mesh, parts, tmp_p
     drawn = [sampling.draw_inputs(step.training, step.training.batch, generator, ranges) for _ in range(9 * parts)]
     np.savez(tmp_path / "batches.npz", **{key: np.stack([batch[key] for batch in drawn]) for key in drawn[0]})
     (tmp_path / "data.py").write_text(FUNCTION.format(path=str(tmp_path / "batches.npz")))
-    made = {schedule: gopt.shard(step, mesh, accumulate=3, schedule=schedule) for schedule in ("gpipe", "zb-v")}
+    own = Path(str(written("drawn 21 2 3", tmp_path)))
+    assert read_schedule(own).forwards[0] != 0
+    made = {each: gopt.shard(step, mesh, accumulate=3, schedule=each) for each in ("gpipe", "zb-v", str(own))}
     runs = [
         gopt.run(ranks, data, 3, settings={"lr": 0.1})
         for ranks in made.values() for data in (iter(drawn), f"{tmp_path}/data.py:batches")

@@ -11,11 +11,12 @@ from gopt.schedules.actions import Action, ActionKind, Schedule
 FORWARD, BACKWARD, INPUT, WEIGHT = ActionKind
 
 
-def draw(seed: int) -> Schedule:
-    """A schedule that can run: members take turns at random, at each turn with any action whose operands are there."""
+def draw(seed: int, members: int = 0, micro_batches: int = 0) -> Schedule:
+    """A schedule that can run: members take turns at random, at each turn with any action whose operands are there.
+    Sizes that are not given are drawn, too."""
     random = Random(seed)
-    members = random.randint(1, 4)
-    stages, micro_batches = members + random.randint(0, 4), random.randint(1, 5)
+    members = members or random.randint(1, 4)
+    stages, micro_batches = members + random.randint(0, 4), micro_batches or random.randint(1, 5)
     placement = [*range(members), *(random.randrange(members) for _ in range(stages - members))]
     random.shuffle(placement)
     back = (INPUT, WEIGHT) if random.random() < 0.5 else (BACKWARD,)
