@@ -34,16 +34,17 @@ from option_gen.make import Setting
 
 NEAR = 1e-3
 """Of the largest element: constants such as 1 - 0.999 are stored in float32, and the proof takes what is meant."""
-LEAST = 20
+LEAST = 10
 """Values that are compared, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A setting, or its step with the words of ``gopt split``."""
+    """A setting, or its step with the words of ``gopt split``; ``seed``: of states, 2 of large ones."""
 
     setting: Setting
     split: tuple[str, ...] = ()
+    seed: int = 1
 
     @classmethod
     def draw(cls, seed: int) -> Ranks:
@@ -51,7 +52,7 @@ class Ranks:
         setting, r = Setting.draw(seed), random.Random(f"numbers {seed}")
         if any(word in setting.step.split(" ")[0] for word in ("16", "radam")):
             return cls.draw(seed + 1_000_003)
-        return cls(setting, split_words(r) if r.random() < 0.25 else ())
+        return cls(setting, split_words(r) if r.random() < 0.25 else (), r.choice((1, 2)))
 
     def told(self) -> str:
         """As a command line."""
@@ -69,7 +70,7 @@ def judge(ranks: Ranks, folder: Path) -> Verdict:
     """``right``; ``refused``; ``few`` values to compare; ``WRONG`` and ``CRASH`` are faults."""
     try:
         ranks.write(folder / "ranks")
-        programs = run_in_float64(folder / "ranks")
+        programs = run_in_float64(folder / "ranks", ranks.seed)
     except (OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     except Exception:
@@ -140,7 +141,7 @@ class WideProgram:
                 self.differences.append(f"{name!r} of rank {self.rank}, by {made_by}")
 
 
-def run_in_float64(folder: Path, seed: int = 1) -> list[WideProgram]:
+def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
     """All files of all ranks behind a step, from drawn states and batches."""
     prover = Prover(folder_relation(folder))
     prover.run()
@@ -164,7 +165,7 @@ def run_in_float64(folder: Path, seed: int = 1) -> list[WideProgram]:
             world.step(held, [[batch | leaves.settings for batch in turn] for turn in zip(*batches)])
         else:
             simulation = Simulation(folder, states, stored=False)
-            simulation.programs = programs
+            simulation.programs, simulation.rounds = programs, seed - 1
             simulation.round(batches, leaves.settings)
     return list(programs.values())
 
