@@ -70,7 +70,7 @@ def test_what_was_found_stays_right(setting, tmp_path):
     assert judge(setting, tmp_path).outcome == "right"
 
 
-@pytest.mark.parametrize("seed", part(range(400), 12))
+@pytest.mark.parametrize("seed", part(range(400), 8))
 def test_ranks_of_drawn_options_are_right(seed, tmp_path):
     setting = Setting.draw(seed)
     verdict = judge(setting, tmp_path)
