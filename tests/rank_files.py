@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from steps_gen.graphs import reads
 Array = np.ndarray
 Values = dict[str, Array]
 Call = tuple[NodeProto, list[Array | None]]
+Run = Generator[Call, list[Array], Values]
+Answers = Mapping[int, list[Array]]
 
 COMM = "gopt.comm"
 KNOWN_OPSET, KNOWN_IR = 26, 10
@@ -194,7 +196,7 @@ class Program:
     def messages(self) -> list[NodeProto]:
         return [part for part in self.parts if isinstance(part, NodeProto)]
 
-    def run(self, feeds: Mapping[str, Array]) -> Generator[Call, list[Array], Values]:
+    def run(self, feeds: Mapping[str, Array]) -> Run:
         """Yields every call with its operands and is sent its results; returns the outputs."""
         values: Values = {**self.stored, **feeds}
         for part in self.parts:
@@ -204,3 +206,25 @@ class Program:
             else:
                 values.update(part.run(values))
         return {name: values[name] for name in self.outputs}
+
+
+class Stuck(Exception):
+    """Programs wait for calls that never meet."""
+
+
+def run_together(runs: Mapping[int, Run], answers: Callable[[Mapping[int, Call]], Answers]) -> dict[int, Values]:
+    """The outputs of programs that wait for each other, by number; ``answers``: to some of the calls that wait."""
+    waiting: dict[int, Call] = {}
+    done: dict[int, Values] = {}
+    results: Mapping[int, Any] = dict.fromkeys(runs)
+    while results:
+        for number, values in results.items():
+            waiting.pop(number, None)
+            try:
+                waiting[number] = runs[number].send(values)
+            except StopIteration as end:
+                done[number] = end.value
+        results = answers(waiting) if waiting else {}
+    if waiting:
+        raise Stuck({number: str(node.op_type) for number, (node, _) in waiting.items()})
+    return done

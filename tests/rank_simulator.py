@@ -7,21 +7,17 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from rank_files import HALVES, Array, Call, Program, Values, attributes, dtype_of, shape_of
+from rank_files import HALVES, Answers, Array, Call, Program, Values, attributes, dtype_of, run_together, shape_of
 
 Mail = dict[tuple[int, int, int], list[list[Array]]]
 Axes = tuple[tuple[str, int], ...]
 DATA = ("dp", "shard")
-
-
-class Stuck(Exception):
-    """Ranks wait for calls that never meet."""
 
 
 @cache
@@ -160,50 +156,35 @@ class World:
 
     def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values], mail: Mail) -> list[Values]:
         """All ranks through one of their files; ``mail``: what was sent and not yet received."""
-        running = [
-            rank.run({k: v for k, v in feed.items() if k in rank.inputs})
-            for rank, feed in zip(ranks, feeds, strict=True)
-        ]
-        waiting: dict[int, Call] = {}
-        done: dict[int, Values] = {}
+        runs = {
+            number: rank.run({k: v for k, v in feed.items() if k in rank.inputs})
+            for number, (rank, feed) in enumerate(zip(ranks, feeds, strict=True))
+        }
+        done = run_together(runs, partial(self._answers, mail))
+        return [done[rank] for rank in self.ranks]
 
-        def advance(rank: int, results: Any) -> None:
-            try:
-                waiting[rank] = running[rank].send(results)
-            except StopIteration as end:
-                done[rank] = end.value
+    def _answers(self, mail: Mail, waiting: Mapping[int, Call]) -> Answers:
+        """Messages that are sent or received, or else a call that all members of its group wait for."""
+        moved = self._moved(waiting, mail)
+        ready = next(filter(None, (self._ready(rank, waiting) for rank in sorted(waiting))), None)
+        if moved or ready is None:
+            return moved
+        return dict(zip(ready, perform([waiting[rank] for rank in ready]), strict=True))
 
-        for rank in range(len(running)):
-            advance(rank, None)
-        while waiting:
-            moved = self._moved(waiting, mail)
-            for rank, results in moved:
-                del waiting[rank]
-                advance(rank, results)
-            if moved:
-                continue
-            ready = next(filter(None, (self._ready(rank, waiting) for rank in sorted(waiting))), None)
-            if ready is None:
-                raise Stuck({rank: str(node.op_type) for rank, (node, _) in waiting.items()})
-            calls = [waiting.pop(rank) for rank in ready]
-            for rank, results in zip(ready, perform(calls), strict=True):
-                advance(rank, results)
-        return [done[rank] for rank in range(len(running))]
-
-    def _moved(self, waiting: Mapping[int, Call], mail: Mail) -> list[tuple[int, list[Array]]]:
+    def _moved(self, waiting: Mapping[int, Call], mail: Mail) -> Answers:
         """The ranks that send a value, or receive one that was sent, each with what it gets."""
-        moved: list[tuple[int, list[Array]]] = []
+        moved: dict[int, list[Array]] = {}
         for rank, (node, given) in waiting.items():
             about = attributes(node)
             if node.op_type == "Send":
                 assert about["peer"] in members(self.axes, about["group"], rank)
                 mail[rank, about["peer"], about["tag"]].append([np.array(each) for each in given])
-                moved.append((rank, []))
+                moved[rank] = []
             elif node.op_type == "Recv" and mail[about["peer"], rank, about["tag"]]:
                 values = mail[about["peer"], rank, about["tag"]].pop(0)
                 assert [each.shape for each in values] == [shape_of(text) for text in about["shapes"]]
                 assert all(each.dtype == dtype_of(about["dtype"]) for each in values)
-                moved.append((rank, values))
+                moved[rank] = values
         return moved
 
     def _ready(self, rank: int, waiting: Mapping[int, Call]) -> tuple[int, ...] | None:

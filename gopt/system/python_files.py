@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from pathlib import Path
@@ -22,11 +23,20 @@ def run_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)  # pickles and dataclasses look there
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _search(str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
+
+
+def named_module(name: str) -> ModuleType:
+    """A module on the path, or in the current folder. Raises ImportError, and what the module raises."""
+    _search(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _search(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def module_of(path: Path) -> ModuleType:

@@ -7,6 +7,7 @@ import json
 import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
+from products import spread
 
 import gopt
 from gopt.offline.folder_contents import read_mesh
@@ -25,15 +26,14 @@ def test_reshard_from_the_command_line(tmp_path, capsys):
     assert main(twice) == 2
 
 
-@pytest.mark.parametrize("first", [["--ranks", "2"], ["--mesh", "pp=2", "--micro-batches", "2", "--recompute", "full"]])
 @pytest.mark.parametrize(
-    "options",
-    [
+    ("options", "first"),
+    spread([
         "--mesh pp=2,shard=2 --micro-batches 4 --schedule zb-h1 --recompute selective --stage 3",
         "--mesh pp=2 --micro-batches 2 --schedule interleaved:2 --recompute 110KiB --offload states",
         "--mesh tp=2,shard=2 --accumulate 2 --recompute full --offload activations --partition rows",
-    ],
-)
+    ], [["--ranks", "2"], ["--mesh", "pp=2", "--micro-batches", "2", "--recompute", "full"]]),
+)  # fmt: skip
 def test_ranks_made_again_are_the_ranks_that_shard_makes_with_these_options(tmp_path, first, options):
     step, words = str(FIXTURES / "gpt_adamw.onnx"), options.split()
     again, fresh = tmp_path / "again", tmp_path / "fresh"

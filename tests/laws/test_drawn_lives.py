@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from option_gen.life import Life, judge
 from option_gen.make import STREAM, Setting, outcomes
@@ -31,8 +33,16 @@ def test_what_was_found_stays_right(life, tmp_path):
     assert judge(life, tmp_path).outcome == "right"
 
 
-@pytest.mark.parametrize("seed", part(range(120), 8))
+@pytest.mark.parametrize("seed", part(range(120), 5))
 def test_ranks_go_on_as_other_ranks(seed, tmp_path):
-    life = Life.draw(seed)
+    life = replace(Life.draw(seed), engine="threads")
+    verdict = judge(life, tmp_path)
+    assert verdict.outcome in outcomes(life.before.step, *GOOD), verdict.why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 260))
+def test_processes_go_on_as_others(seed, tmp_path):
+    life = replace(Life.draw(seed), engine="mpi")
     verdict = judge(life, tmp_path)
     assert verdict.outcome in outcomes(life.before.step, *GOOD), verdict.why

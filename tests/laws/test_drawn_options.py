@@ -58,6 +58,8 @@ FOUND = [
     Setting("stream 79226", "dp=2,tp=2", 1, 1, None, {"shard": {"partition": "rows"}}),
     # A value sent on to another stage was taken for the equal sum of the backward, which one call made too.
     Setting("families/t5_adamw", "pp=2,tp=2", 0, 2, "gpipe", {"tensor-parallel": {"regather": True}}),
+    # A node moved to another stage, and in the same sweep on to a third, without its operand.
+    Setting("stream 15045", "pp=2", 0, 4, "interleaved:3", {}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
@@ -68,7 +70,7 @@ def test_what_was_found_stays_right(setting, tmp_path):
     assert judge(setting, tmp_path).outcome == "right"
 
 
-@pytest.mark.parametrize("seed", part(range(400), 12))
+@pytest.mark.parametrize("seed", part(range(400), 8))
 def test_ranks_of_drawn_options_are_right(seed, tmp_path):
     setting = Setting.draw(seed)
     verdict = judge(setting, tmp_path)

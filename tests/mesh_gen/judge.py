@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from draws import Verdict
-from rank_files import Values
-from rank_simulator import Stuck, World, elements
+from rank_files import Stuck, Values
+from rank_simulator import World, elements
 from steps_gen.oracle import Nudge, Oracle, nudged
 
 import gopt

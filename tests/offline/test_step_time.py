@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from helpers import source
+from products import spread
 from small_graphs import parsed
 
 import gopt
@@ -246,8 +247,7 @@ def test_values_are_computed_again_only_where_nothing_fits():
     assert row.choice.settings.recompute and row.choice.held < least
 
 
-@pytest.mark.parametrize("name", ["gpt_adamw", "families/moe_adamw"])
-@pytest.mark.parametrize("link", ["1000GB/s:0us", "1GB/s:5us"])
+@pytest.mark.parametrize(("name", "link"), spread(["gpt_adamw", "families/moe_adamw"], ["1000GB/s:0us", "1GB/s:5us"]))
 def test_meshes_that_cannot_be_first_are_not_weighed(name, link):
     device = replace(DEVICES["h100"], fuse_from=None)
     found = weigh_meshes(lambda _: source(name).training, 8, TimedSearch(device, link), stages=True)

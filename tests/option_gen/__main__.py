@@ -1,33 +1,41 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--lives``, ranks of one setting train, and go on as trainers and servers, or as ranks of another setting.
+With ``--lives``, ranks of one setting train, and go on as trainers and servers, or as ranks of another setting. With
+``--numbers``, all that ranks compute is compared with the numbers of what the proof reads.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import draws
 
-from option_gen import judge, life
+from option_gen import judge, life, numbers
 from option_gen.make import Setting
 
+KINDS: Mapping[str, tuple[Any, Callable[[Any, Path], draws.Verdict]]] = {
+    "settings": (Setting, judge.judge), "lives": (life.Life, life.judge), "numbers": (numbers.Ranks, numbers.judge),
+}  # fmt: skip
+"""What is drawn, and what judges it."""
 
-def one(seed: int, *, lives: bool) -> draws.Case:
-    kind, judged = (life.Life, life.judge) if lives else (Setting, judge.judge)
-    drawn = kind.draw(seed)
+
+def one(seed: int, kind: str) -> draws.Case:
+    drawn, judged = KINDS[kind][0].draw(seed), KINDS[kind][1]
     with tempfile.TemporaryDirectory() as folder:
         return draws.Case.of(seed, f"seed {seed}: {drawn.told()}", judged(drawn, Path(folder)))
 
 
 def main() -> int:
     parser = draws.parser("option_gen", __doc__)
-    parser.add_argument("--lives", action="store_true", help="train, reshard, train on")
+    for name in KINDS:
+        parser.add_argument(f"--{name}", action="store_const", dest="kind", const=name, default="settings")
     options = parser.parse_args()
-    cases = draws.of_seeds(options, partial(one, lives=options.lives))
+    cases = draws.of_seeds(options, partial(one, kind=options.kind))
     return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
 
 

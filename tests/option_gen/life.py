@@ -8,8 +8,8 @@ import random
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,40 +20,48 @@ from onnx import numpy_helper
 import gopt
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
+from gopt.offline.folder_contents import read_folder
 from gopt.verification import sampling
 from option_gen.make import Setting
 
-STEPS = 2
+STEPS, MOST_PROCESSES = 2, 4
 States = dict[str, np.ndarray]
 SPLITS = (
     ("--slicing", ("off", "classic"), 0.4), ("--minimum", ("16", "100"), 0.4), ("--accumulate", ("2",), 0.2),
     ("--placement", ("round-robin", "hash"), 0.4), ("--mode", ("async", "half-async", "geo"), 0.4),
-    ("--bucket-mb", ("0", "0.001"), 0.3), ("--rows", ("lazy",), 0.2), ("--pull", ("end",), 0.2),
+    ("--bucket-mb", ("0.0001", "0.001"), 0.3), ("--rows", ("lazy",), 0.2), ("--pull", ("end",), 0.2),
 )  # fmt: skip
 """An option of ``gopt split``, its values, and how often one is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A setting, and behind it the words of ``gopt reshard``, once or more."""
+    """A setting, and behind it the words of ``gopt reshard``, once or more. ``engine``: of folders of few ranks, or
+    trainers and servers; others run as threads."""
 
     before: Setting
     after: tuple[tuple[str, ...], ...]
+    engine: str = "threads"
 
     @classmethod
     def draw(cls, seed: int) -> Life:
         before, r = Setting.draw(seed), random.Random(f"life {seed}")
         ranks = (*Setting.draw(r.randrange(1 << 30), before.step).words(),)
-        if r.random() < 0.7:
-            return cls(before, (ranks,))
-        split = ["--trainers", r.choice("123"), "--servers", r.choice("123")]
-        for option, values, often in SPLITS:
-            split += [option, r.choice(values)] if r.random() < often else []
-        return cls(before, ((*split,), ranks))
+        after = (ranks,) if r.random() < 0.7 else (split_words(r), ranks)
+        return cls(before, after, "mpi" if r.random() < 0.1 else "threads")
 
     def told(self) -> str:
         """As command lines."""
-        return ", then ".join([self.before.told(), *map(" ".join, self.after)])
+        words = ", then ".join([self.before.told(), *map(" ".join, self.after)])
+        return words if self.engine == "threads" else f"{words}, by {self.engine}"
+
+
+def split_words(r: random.Random) -> tuple[str, ...]:
+    """Options of ``gopt split``."""
+    words = ["--trainers", r.choice("123"), "--servers", r.choice("123")]
+    for option, values, often in SPLITS:
+        words += [option, r.choice(values)] if r.random() < often else []
+    return (*words,)
 
 
 def judge(life: Life, folder: Path) -> Verdict:
@@ -70,8 +78,7 @@ def _judged(life: Life, folder: Path) -> Verdict:
         gopt.shard(step, life.before.mesh, **life.before.options).write(home)
     except (OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
-    kept = first = _trained(step, home)
-    due = _states(kept)
+    kept, due = first, _ = _trained(step, home, life.engine)
     for number, words in enumerate(life.after, 1):
         before, home = home, folder / str(number)
         code = main(["reshard", str(kept), *words, "-o", str(home), "--quiet"])
@@ -88,8 +95,7 @@ def _judged(life: Life, folder: Path) -> Verdict:
             json.dumps(read(home).to_json())
         gopt.diff(before, home)
         gopt.provenance(home)
-        kept = _trained(step, home)
-        due = _states(kept)
+        kept, due = _trained(step, home, life.engine)
         proof = json.loads((home / "report.json").read_text()).get("proof")
     if kept == first:
         return Verdict("refused", "gopt reshard refuses all settings")
@@ -97,33 +103,63 @@ def _judged(life: Life, folder: Path) -> Verdict:
     return Verdict("right" if proven else "unproven", "" if proof is None else proof["reason"])
 
 
-def _trained(step: Path, home: Path) -> Path:
-    """The last checkpoint of a short training, on drawn samples and, where the folder has none, start values. Raises
-    InvariantError where a training that is continued ends in other states than one without a stop."""
-    source = gopt.load(step).training
-    start = home.with_suffix(".npz")
+def _trained(step: Path, home: Path, engine: str) -> tuple[Path, States]:
+    """The last checkpoint of a short training and its states: on drawn samples and, where the folder has none, start
+    values. Raises InvariantError for another end without a stop, or by threads."""
+    source = _source(str(step))
+    manifest = json.loads((home / "manifest.json").read_text())
+    start, data = home.with_suffix(".npz"), home.with_suffix(".py")
     drawn = np.random.default_rng(1)
     np.savez(start, **{state.tensor: sampling.initial_state(source, state, drawn) for state in source.states})
+    path = [str(Path(__file__).parents[1])]
+    data.write_text(f"import sys\nsys.path[:0] = {path}\nfrom option_gen.life import Batches\n"
+                    f"batches = Batches({str(step)!r})\n")  # fmt: skip
+    words = [word for name in source.hyper for word in ("--set", f"{name}={float(sampling.hyper(source, name))}")]
+    words += ["--data", f"{data}:batches", "--state", str(start), "--quiet"]
 
-    def run(steps: int, **options: Any) -> gopt.Run:
-        settings = {name: float(sampling.hyper(source, name)) for name in source.hyper}
-        return gopt.run(home, _batches(source), steps, settings=settings, state=str(start), **options)
+    def run(kept: Path, steps: int, by: str, *more: str) -> Path:
+        launch = ["--engine", by, "--launch", str(len(manifest["ranks"]))] if by != "threads" else []
+        options = ["--steps", str(steps), "--checkpoint", str(kept), *more, *launch]
+        if code := main(["run", str(home), *words, *options]):
+            raise gopt.InvariantError(f"gopt run of {home.name} {' '.join(options)} ends with {code}")
+        return kept / f"step_{steps:08d}"
 
-    kept = home.with_suffix(".kept")
-    run(1, checkpoint=kept)
-    continued = run(STEPS, checkpoint=kept, resume=True)
-    if [*home.glob("rank_0000*.onnx")] and not source.random:  # trainers and servers may run apart, and draws differ
-        straight = run(STEPS).states
-        for name, value in continued.states.items():
-            if value.tobytes() != straight[name].tobytes():
-                raise gopt.InvariantError(f"{name} is {value} in a training that is continued, and {straight[name]}")
-    return continued.path
+    small = len(manifest["ranks"]) <= MOST_PROCESSES
+    kept, by = home.with_suffix(".kept"), engine if small else "threads"
+    run(kept, 1, by)
+    continued = run(kept, STEPS, by, "--resume")
+    due = _states(continued)
+    rounds = manifest.get("parameter_server", {"mode": "sync"})["mode"] == "sync"
+    for other in dict.fromkeys([by, "threads"]) if rounds and not source.random else ():  # others differ, and draws
+        straight = read_folder(run(home.with_suffix(f".{other}"), STEPS, other)).graph.initializers
+        for name in (state.tensor for state in source.states):
+            value, single = due[name], straight[name].numpy()
+            if not (value.tobytes() == single.tobytes() or (other != by and _near(value, single))):
+                raise gopt.InvariantError(f"{name} is {value} in a training by {by} that is continued, and {single}")
+    return continued, due
 
 
-def _batches(source: TrainingGraph) -> Iterator[dict[str, np.ndarray]]:
-    ranges = sampling.without_ignored(sampling.integer_ranges(source))
-    for number in range(1000):
-        yield sampling.draw_inputs(source, source.batch, np.random.default_rng(number), ranges)
+def _near(value: np.ndarray, due: np.ndarray) -> bool:
+    """Whether only the order of sums differs."""
+    one, two = value.astype(np.float64), due.astype(np.float64)
+    return np.allclose(one, two, rtol=0, atol=1e-3 * np.abs(two).max(initial=0), equal_nan=True)
+
+
+@lru_cache(maxsize=1)
+def _source(step: str) -> TrainingGraph:
+    return gopt.load(step).training
+
+
+class Batches:
+    """The batches of a step, as a function for ``--data``."""
+
+    def __init__(self, step: str) -> None:
+        self.source = _source(step)
+
+    def __call__(self, part: int, parts: int) -> Iterator[dict[str, np.ndarray]]:
+        ranges = sampling.without_ignored(sampling.integer_ranges(self.source))
+        for number in range(part, 1000, parts):
+            yield sampling.draw_inputs(self.source, self.source.batch, np.random.default_rng(number), ranges)
 
 
 def _states(what: Path) -> States:

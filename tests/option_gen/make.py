@@ -67,7 +67,8 @@ class Setting:
         schedule = r.choice(SCHEDULES) if stages and r.random() < 0.8 else None
         mesh = ",".join(f"{axis}={size}" for axis, size in axes)
         stage = r.randint(0, 3)
-        return cls(step, mesh, stage, accumulate, schedule, _passes(r, stage))
+        ordered = schedule if accumulate > 1 else None
+        return cls(step, mesh, stage, accumulate, ordered, _passes(r, stage_on(mesh, stage) or 0))
 
     @property
     def options(self) -> dict[str, Any]:

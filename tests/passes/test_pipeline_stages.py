@@ -53,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 16))
+@pytest.mark.parametrize(("fixture", "mesh", "options"), part(CASES, 8))
 def test_ranks_on_stages_compute_the_step(fixture, mesh, options, tmp_path):
     gopt.shard(source(fixture), mesh, **options).write(tmp_path / "ranks")
     result = gopt.verify(tmp_path / "ranks", steps=2, confirm=False)

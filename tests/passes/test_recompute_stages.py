@@ -46,7 +46,7 @@ MESHES: tuple[tuple[str, dict[str, Any]], ...] = (
 CASES = [(*case, policy) for case, policy in product(product(FIXTURES, MESHES), ("full", "selective", "bound"))]
 
 
-@pytest.mark.parametrize(("fixture", "mesh", "policy"), part(CASES, 12))
+@pytest.mark.parametrize(("fixture", "mesh", "policy"), part(CASES, 6))
 def test_ranks_on_stages_compute_the_step(fixture, mesh, policy, tmp_path):
     axes, options = mesh
     try:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
-from rank_files import Array, Call, Program, Values, attributes, dtype_of, has_halves
+from rank_files import Answers, Array, Call, Program, Run, Values, attributes, dtype_of, has_halves, run_together
 from rank_simulator import combined
 
 from split_gen.merging import Fault, cut, merged, same
 from split_gen.tables import TableRows, dealt, joined, places
-
-Run = Generator[Call, list[Array], Values]
 
 
 @dataclass
@@ -29,6 +28,8 @@ class Simulation:
     folder: Path
     given: Values = field(default_factory=dict)
     """Start values that the folder does not have."""
+    stored: bool = True
+    """Whether values of files count; if not, all are given."""
     server: list[Values] = field(default_factory=list)
     trainer: list[Values] = field(default_factory=list)
     rounds: int = 0
@@ -51,16 +52,14 @@ class Simulation:
         if len(self.servers) != about["servers"]:
             raise Fault("the manifest lists other servers than it counts")
         self.phases = [(p["name"], p["times"]) for p in self.manifest.get("phases") or [{"name": "step", "times": 1}]]
-        cache: dict[str, Program] = {}
         halves = has_halves(self.folder)
-        for record in ranks:
-            for name in record["files"].values():
-                cache.setdefault(name, Program(self.folder / name, halves))
-        self._files = cache
+        opened = cache(lambda file: Program(self.folder / file, halves))
+        self.programs = {(each["rank"], phase): opened(file) for each in ranks for phase, file in each["files"].items()}
+        """By rank and phase; ranks share what they have alike."""
         self.tables: list[dict[str, Any]] = about.get("tables") or []
         self.rows = TableRows(self.tables, self.servers)
         self._types = {each["tensor"]: each for each in self.manifest["states"]}
-        self.server = [self._start(record, record["files"]["step"]) for record in self.servers]
+        self.server = [self._start(record) for record in self.servers]
         self.trainer = [self._start_trainer(record) for record in self.trainers]
 
     # --- states -----------------------------------------------------------------------------------------------------
@@ -68,12 +67,12 @@ class Simulation:
     def _held(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [*self.manifest["common"]["state"], *record["state"]]
 
-    def _start(self, record: Mapping[str, Any], file: str) -> Values:
-        return {each["input"]: self._value(self._files[file], each) for each in self._held(record)}
+    def _start(self, record: Mapping[str, Any]) -> Values:
+        return {each["input"]: self._value(self.programs[record["rank"], "step"], each) for each in self._held(record)}
 
     def _value(self, program: Program, state: Mapping[str, Any]) -> Array:
         """The start value of a state: the file's, or pieces of what is given."""
-        if state["input"] in program.stored:
+        if self.stored and state["input"] in program.stored:
             return program.stored[state["input"]]
         info = next(each for each in program.model.graph.input if each.name == state["input"])
         shape = [each.dim_value for each in info.type.tensor_type.shape.dim]
@@ -84,7 +83,7 @@ class Simulation:
         return np.concatenate(parts).reshape(shape)
 
     def _start_trainer(self, record: Mapping[str, Any]) -> Values:
-        programs = [self._files[name] for name in record["files"].values()]
+        programs = [self.programs[record["rank"], phase] for phase in record["files"]]
         found: Values = {}
         whole = self._on_servers()
         for each in self._held(record):
@@ -172,7 +171,7 @@ class Simulation:
         """The type in which a tensor is pulled."""
         named = {key["name"] for key in self.keys for piece in key["pieces"] if piece["tensor"] == tensor}
         named |= {key["name"] for key in self.keys if tensor in key["inputs"]}
-        for program in self._files.values():
+        for program in self.programs.values():
             for node in program.messages:
                 if node.op_type == "Pull" and named.intersection(attributes(node)["keys"]):
                     return dtype_of(attributes(node)["dtype"])
@@ -201,39 +200,33 @@ class Simulation:
                 self.server[number][each["input"]] = self._done[number][each["output"]]
 
     def _phase(self, phase: str, turns: Sequence[Values]) -> None:
-        runs, waiting = {}, {}
+        runs = {}
         for number, record in enumerate(self.trainers):
-            program = self._files[record["files"][phase]]
-            feeds = {**self._hyper, **turns[number], **self.trainer[number]}
-            feeds["gopt.round"] = np.asarray(self.rounds, np.int64)
-            runs[number] = program.run({name: feeds[name] for name in program.inputs if name in feeds})
-            self._advance(number, runs, waiting, None)
-        if waiting:
-            self._run_servers()
-            for number, (node, operands) in list(waiting.items()):
-                self._advance(number, runs, waiting, self._pull(number, node, operands))
+            runs[number] = self._run(record, phase, {**self._hyper, **turns[number], **self.trainer[number]})
+        for number, outputs in run_together(runs, self._of_trainers).items():
+            self._ended(number, outputs)
 
-    def _advance(self, number: int, runs: dict[int, Run], waiting: dict[int, Call], answer: Any) -> None:
-        """Run a trainer until it ends or needs what servers have not computed yet."""
-        waiting.pop(number, None)
-        try:
-            while True:
-                node, operands = runs[number].send(answer)
-                if operands[0] is None or operands[0].shape != () or int(operands[0]) != self.rounds:
-                    raise Fault(f"{node.op_type} has no round")
-                if node.op_type == "Push":
-                    answer = self._push(number, node, operands)
-                elif node.op_type in ("PullRows", "PushRows"):
-                    answer = self._of_rows(number, node, operands)
-                elif node.op_type != "Pull":
-                    raise Fault(f"a trainer calls {node.op_type}")
-                elif attributes(node)["version"] == "after" and not self._done:
-                    waiting[number] = (node, operands)
-                    return
-                else:
-                    answer = self._pull(number, node, operands)
-        except StopIteration as end:
-            self._ended(number, end.value)
+    def _run(self, record: Mapping[str, Any], phase: str, fed: Values) -> Run:
+        program = self.programs[record["rank"], phase]
+        feeds = {**fed, "gopt.round": np.asarray(self.rounds, np.int64)}
+        return program.run({name: feeds[name] for name in program.inputs if name in feeds})
+
+    def _of_trainers(self, waiting: Mapping[int, Call]) -> Answers:
+        """The answers to all messages that need nothing which servers have not computed, or else to all."""
+        late = {number for number, (node, _) in waiting.items() if attributes(node).get("version") == "after"}
+        if late == waiting.keys() and not self._done:
+            self._run_servers()
+        return {
+            number: self._answer(number, *call) for number, call in waiting.items() if self._done or number not in late
+        }
+
+    def _answer(self, number: int, node: NodeProto, operands: Sequence[Array | None]) -> list[Array]:
+        if operands[0] is None or operands[0].shape != () or int(operands[0]) != self.rounds:
+            raise Fault(f"{node.op_type} has no round")
+        rule = {"Push": self._push, "Pull": self._pull, "PullRows": self._of_rows, "PushRows": self._of_rows}
+        if node.op_type not in rule:
+            raise Fault(f"a trainer calls {node.op_type}")
+        return rule[node.op_type](number, node, operands)
 
     def _ended(self, number: int, outputs: Values) -> None:
         record = self.trainers[number]
@@ -298,45 +291,35 @@ class Simulation:
 
     def _run_servers(self) -> None:
         """Every server's whole round, with the reductions among them."""
-        runs: dict[int, Run] = {}
-        done: dict[int, Values] = {}
-        waiting: dict[int, Call] = {}
-
-        def advance(number: int, answer: Any) -> None:
-            waiting.pop(number, None)
-            try:
-                while True:
-                    node, operands = runs[number].send(answer)
-                    if node.op_type == "AggregateRows":
-                        about = attributes(node)
-                        answer = self.rows.merge(about, number, len(self.trainers), dtype_of(about["dtype"]))
-                        continue
-                    if node.op_type != "Aggregate":
-                        waiting[number] = (node, operands)
-                        return
-                    answer = self._aggregate(number, node)
-            except StopIteration as end:
-                done[number] = end.value
-
-        for number, record in enumerate(self.servers):
-            program = self._files[record["files"]["step"]]
-            feeds = {**self._hyper, **self.server[number], "gopt.round": np.asarray(self.rounds, np.int64)}
-            runs[number] = program.run({name: feeds[name] for name in program.inputs if name in feeds})
-            advance(number, None)
-        while waiting:
-            nodes = [node for node, _ in waiting.values()]
-            kinds = {(node.op_type, attributes(node).get("reduce", "sum"), len(node.input)) for node in nodes}
-            if len(waiting) != len(self.servers) or len(kinds) != 1 or nodes[0].op_type != "AllReduce":
-                raise Fault(f"servers are stuck at {sorted(kinds)}")
-            (_, reduce, _), = kinds  # fmt: skip
-            columns = zip(*(waiting[number][1] for number in sorted(waiting)), strict=True)
-            answer = [combined(list(arrays), reduce) for arrays in columns]  # type: ignore[arg-type]
-            for number in sorted(waiting):
-                advance(number, answer)
+        runs = {
+            number: self._run(record, "step", {**self._hyper, **self.server[number]})
+            for number, record in enumerate(self.servers)
+        }
+        done = run_together(runs, self._of_servers)
         unread = set(self._inbox) - self._read
         if unread:
             raise Fault(f"nobody merges buckets {sorted(unread)}")
         self._done = [done[number] for number in range(len(self.servers))]
+
+    def _of_servers(self, waiting: Mapping[int, Call]) -> Answers:
+        """What servers merge, or else a reduction among them."""
+        found = {}
+        for number, (node, _) in waiting.items():
+            if node.op_type == "AggregateRows":
+                about = attributes(node)
+                found[number] = self.rows.merge(about, number, len(self.trainers), dtype_of(about["dtype"]))
+            elif node.op_type == "Aggregate":
+                found[number] = self._aggregate(number, node)
+        if found:
+            return found
+        nodes = [node for node, _ in waiting.values()]
+        kinds = {(node.op_type, attributes(node).get("reduce", "sum"), len(node.input)) for node in nodes}
+        if len(waiting) != len(self.servers) or len(kinds) != 1 or nodes[0].op_type != "AllReduce":
+            raise Fault(f"servers are stuck at {sorted(kinds)}")
+        (_, reduce, _), = kinds  # fmt: skip
+        columns = zip(*(waiting[number][1] for number in sorted(waiting)), strict=True)
+        answer = [combined(list(arrays), reduce) for arrays in columns]  # type: ignore[arg-type]
+        return dict.fromkeys(waiting, answer)
 
     def _aggregate(self, server: int, node: NodeProto) -> list[Array]:
         about = attributes(node)

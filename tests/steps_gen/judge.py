@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from gopt.cli.main import main
 from helpers import stage_on
-from rank_files import Values
-from rank_simulator import Stuck, World
+from rank_files import Stuck, Values
+from rank_simulator import World
 
 import gopt
 from gopt.errors import GoptError

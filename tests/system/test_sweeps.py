@@ -43,7 +43,7 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
 def test_killed_and_failed_at_a_part_of_the_writes():
     """Every command, and every fault of each: the points go round with the fault."""
     made = [
-        found for cases, every in ((OUTPUTS, 32), (FILES, 12), (RUNS, 68))
+        found for cases, every in ((OUTPUTS, 64), (FILES, 24), (RUNS, 136))
         for found in swept(*cases, "--faults", "", "--some", f"kill,torn,{REST}", "--every", str(every))
     ]  # fmt: skip
     for found in made:

@@ -154,7 +154,7 @@ def with_metrics(name: str, alone: bool) -> ModelProto:
     return model
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SETS], 40))
+@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SETS], 20))
 def test_metrics_of_a_fixture_are_equal(name, kind, tmp_path, capsys):
     try:
         model = with_metrics(name, "--accumulate" not in SETS[kind])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
 from gopt.frontends.pytorch.scripts import Script, script_factory
-from gopt.system.python_files import run_file
+from gopt.system.python_files import named_module, run_file
 from gopt.text.sanitize import show
 from gopt.text.suggestions import did_you_mean
 
@@ -387,11 +386,8 @@ def _from_file(path: Path) -> Any:
 
 
 def _from_path(name: str) -> Any:
-    sys.path.insert(0, "")
     try:
-        return importlib.import_module(name)
+        return named_module(name)
     except Exception as error:
         hint = "write FILE.py:FACTORY for a file" if isinstance(error, ImportError) else "--debug shows where"
         raise InputError(f"importing {name} raised {type(error).__name__}: {error}", hint) from error
-    finally:
-        sys.path.remove("")

@@ -22,8 +22,8 @@ def follow(placement: StagePlacement) -> None:
 
 
 def _followed(placement: StagePlacement) -> bool:
-    """Move what follows a message; return whether anything did."""
-    search, moved = _Search(placement), False
+    """Move what follows a message; return whether anything did. A node moves once: its operands are others then."""
+    search = _Search(placement)
     for node in placement.begin():
         if not transfers(node) or transfers(node, to_all=True) or node.phase is Phase.UPDATE:
             continue
@@ -31,12 +31,12 @@ def _followed(placement: StagePlacement) -> bool:
         stage = int(node.attributes["stages"][1])
         if search.movable(node.inputs[0], node, stage, behind):
             for maker in behind:
+                search.moved.add(id(maker))
                 maker.inputs = [search.origins.get(name, name) for name in maker.inputs]
                 placement.move(maker, stage)
             search.users[node.inputs[0]] = placement.leave_out(node, search.users.get(node.first_output, []))
-            moved = True
     placement.rewriter.finish()
-    return moved
+    return bool(search.moved)
 
 
 @dataclass(slots=True)
@@ -48,6 +48,8 @@ class _Search:
     producers: dict[str, Node] = field(init=False)
     results: set[str] = field(init=False)
     origins: dict[str, str] = field(init=False)
+    moved: set[int] = field(default_factory=set)
+    """The ids of nodes."""
 
     def __post_init__(self) -> None:
         graph, names = self.placement.graph, self.placement.names
@@ -59,7 +61,9 @@ class _Search:
         """Return whether a stage can make a value for its single reader; the nodes are added to ``behind``, in
         order."""
         maker = self.producers.get(value)
-        if maker is None or transfers(maker) or maker.captures or (maker.op_type in MAY_DRAW and draws(maker)):
+        if maker is None or id(maker) in self.moved or transfers(maker) or maker.captures:
+            return False
+        if maker.op_type in MAY_DRAW and draws(maker):
             return False
         for name in filter(None, maker.outputs):
             if name in self.results or any(node is not reader for node in self.users.get(name, ())):

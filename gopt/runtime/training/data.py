@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,7 +29,7 @@ from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.fitted_arrays import cast, check_kind, class_of
 from gopt.runtime.training.sample_files import FORMS, StoredSamples, check_samples, on_disk, read_samples
 from gopt.runtime.training.sample_rows import FileRows, JoinedRows, SampleFile, Samples
-from gopt.system.python_files import module_of
+from gopt.system.python_files import module_of, named_module
 
 _YIELD = "let it yield dictionaries: input -> array"
 
@@ -128,7 +124,7 @@ def load_function(text: str) -> Callable[..., Any]:
     OptionError."""
     module, name = _module_and_name(text)
     try:
-        function = getattr(module_of(Path(module)) if module.endswith(".py") else _imported(module), name)
+        function = getattr(module_of(Path(module)) if module.endswith(".py") else named_module(module), name)
     except (ImportError, FileNotFoundError, AttributeError) as error:
         raise OptionError(
             f"cannot find {text!r}: {error}", "write FILE.py:function, or module:function with the module on PYTHONPATH"
@@ -137,13 +133,6 @@ def load_function(text: str) -> Callable[..., Any]:
         raise OptionError(f"{text!r} is not a function", "write module:function")
     loaded: Callable[..., Any] = function
     return loaded
-
-
-def _imported(module: str) -> ModuleType:
-    """A module on the path, or in the current folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return importlib.import_module(module)
 
 
 def _module_and_name(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray
-_WORD, _HALF, _LOW = 1 << 64, np.uint64(32), np.uint64((1 << 32) - 1)
+_HALF, _LOW = np.uint64(32), np.uint64((1 << 32) - 1)
 _STEPS = tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in (
     (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 0x9E3779B97F4A7C15)))  # fmt: skip
 
@@ -29,34 +29,25 @@ def _prime(number: int) -> bool:
     return all(row[0] == 1 or number - 1 in row for row in powers)
 
 
-def _high(one: Any, two: Any) -> Any:
-    """The upper words of products of words."""
-    tops, rests = (one >> _HALF, two >> _HALF), (one & _LOW, two & _LOW)
-    upper, lower = tops[0] * rests[1], rests[0] * tops[1]
-    middle = (rests[0] * rests[1] >> _HALF) + (upper & _LOW) + (lower & _LOW)
-    return tops[0] * tops[1] + (upper >> _HALF) + (lower >> _HALF) + (middle >> _HALF)
-
-
 class PrimeField:
-    """The numbers below a prime of 62 bits; an array has them times 2^64, as Montgomery's products do."""
+    """The numbers below a prime of 52 bits."""
 
     def __init__(self, seed: str) -> None:
-        self.seed, prime = seed, seed_of(seed, "prime") % (1 << 61) + (1 << 61) | 1
+        self.seed, prime = seed, seed_of(seed, "prime") % (1 << 51) + (1 << 51) | 1
         while not _prime(prime):
             prime += 2
-        self.prime, self._size, self._inverse = prime, np.uint64(prime), np.uint64(-pow(prime, -1, _WORD) % _WORD)
+        self.prime, self._size = prime, np.uint64(prime)
 
     def element(self, value: Fraction | int) -> np.uint64:
         """A fraction in the field."""
         value = Fraction(value)
-        return np.uint64(value.numerator * pow(value.denominator, -1, self.prime) * _WORD % self.prime)
+        return np.uint64(value.numerator * pow(value.denominator, -1, self.prime) % self.prime)
 
     def times(self, one: Any, two: Any) -> Array:
-        """The product of arrays."""
+        """The product of arrays. Both roundings of the quotient are below 1 together, since it has 52 bits."""
         with np.errstate(over="ignore"):
-            low = one * two
-            value = _high(one, two) + _high(low * self._inverse, self._size) + (low != 0)
-        return np.asarray(value % self._size)
+            quotient = (np.multiply(one, two, dtype=np.float64) / self.prime).astype(np.uint64)
+            return np.asarray((one * two - quotient * self._size + self._size) % self._size)
 
     def plus(self, one: Any, two: Any) -> Array:
         """The sum of arrays."""

@@ -144,10 +144,11 @@ class NodeChecker(PointValues):
         if node.is_in(SIZES) and numbers[0] is not None:
             array = measured(node, self.shape(numbers[0]))
         elif len(arrays) == len(numbers) and len(results) == 1 and arrays and self.forms[root].op in CONSTANTS:
-            to = dtype_name(node.attributes["to"]) if "to" in node.attributes else ""
-            array = arrays[0].astype(numpy_dtype(to)) if to and node.is_in(CASTS) else as_folded(node, arrays)
             if record_of(node).shape == 0:  # a number in every element, however many
                 array = np.broadcast_to(as_folded(node, [np.ones(1, np.int64)]), arrays[0])  # type: ignore[arg-type]
+            else:
+                to = dtype_name(node.attributes["to"]) if "to" in node.attributes else ""
+                array = arrays[0].astype(numpy_dtype(to)) if to and node.is_in(CASTS) else as_folded(node, arrays)
         if array is not None:
             self.constant(results[0], np.asarray(array))
         return array is not None
@@ -162,6 +163,7 @@ class NodeChecker(PointValues):
             return self.constant(operands[0], array.reshape(self.shape(operands[0])))
         empty = not array.size and (array.dtype.name in FLOATS or op == "linear")
         if empty or (array.dtype.name in FLOATS and (flat == flat[0]).all() and np.isfinite(float(flat[0]))):
+            self.fits(number)
             exact = self.element(simplest(flat[0]) if array.size else 0)
             return self.due(number, np.full([1] * self.lead + [array.size], exact), "the stored number")
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()

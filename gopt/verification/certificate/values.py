@@ -1,7 +1,7 @@
 """Values of expressions at a random point: a number of a prime field in each element, on each member.
 
 Sums, products, quotients and movements of elements are computed; any further operator is a hash of the elements behind
-a result. Expressions equal for all inputs are equal; others differ, but for 2^-40: the digest of files is the seed."""
+a result. Expressions equal for all inputs are equal; others differ, but for 2^-30: the digest of files is the seed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class SampledLeaves:
         self.batches = SampledBatches(training, RandomInputs({}), seed, ranges).plain()
         self._drawn: dict[tuple[int, int], Values] = {}
 
-    def _state(self, name: str) -> np.ndarray:
+    def state(self, name: str) -> np.ndarray:
         """A state that an expression reads: a step may have more numbers than fit into memory."""
         if name not in self._states:
             at = self._order[name]
@@ -67,14 +67,14 @@ class SampledLeaves:
     def _stored(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
         name = expression.attributes
         if expression.op in (STATE, INITIAL):
-            return self._state(str(name))
+            return self.state(str(name))
         if expression.op == "input":
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
-            return np.asarray(self._batch(coordinates)[str(name)])
+            return np.asarray(self.batch(coordinates)[str(name)])
         return self.table.meant(expression)
 
-    def _batch(self, coordinates: Member) -> Values:
+    def batch(self, coordinates: Member) -> Values:
         part = 0
         for axis in self.mesh.data_axes:
             part = part * self.mesh.size(axis) + coordinates.get(axis, 0)

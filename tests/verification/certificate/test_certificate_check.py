@@ -121,23 +121,24 @@ def mutations(lines: list[dict[str, Any]], index: int) -> Iterator[list[dict[str
         yield [*before, behind[0], line, *behind[1:]]
 
 
-def survivors(folder: Path, text: str, chosen: Callable[[list[Any]], list[Any]]) -> list[list[dict[str, Any]]]:
-    """Changed certificates that are checked, with the digest and the number of lines as they should be."""
+def survivors(folder: Path, text: str, chosen: Callable[[list[Any]], list[Any]], few: int = 0) -> list[Any]:
+    """Changed certificates that are checked, with the digest and the number of lines as they should be; of ``few``
+    lines, or of all."""
     head, *lines = map(json.loads, text.splitlines())
     del head["digest"]
     return [
         other
-        for index in range(len(lines))
+        for index in random.Random(text).sample(range(len(lines)), few or len(lines))
         for other in chosen(list(mutations(lines, index)))
         if check(folder, sealed([{**head, "lines": len(other)}, *other])).exit_code != 1
     ]
 
 
 @pytest.mark.parametrize("name", ["momentum", "micro-steps", "parts", "stages", "stages of micro-batches"])
-def test_every_line_changed_at_random_is_wrong(name, certified):
+def test_lines_changed_at_random_are_wrong(name, certified):
     draw = random.Random(name)
     folder, text = certified(name)
-    assert survivors(folder, text, lambda others: draw.sample(others, 1)) == []
+    assert survivors(folder, text, lambda others: draw.sample(others, 1), few=30) == []
 
 
 @pytest.mark.slow

@@ -27,12 +27,12 @@ SPLIT_LEMMAS = LEMMAS | {
 """Laws besides, where the computation is split: lookups in parts of a table, places of images, softmax over parts."""
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in CHECKED for k in SETS], 60))
+@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in CHECKED for k in SETS], 40))
 def test_a_folder_that_is_proven_has_a_certificate(name, kind, tmp_path, capsys):
     check_certificate(name, SETS[kind], LEMMAS, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in CHECKED for k in SPLIT_SETS], 60))
+@pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in CHECKED for k in SPLIT_SETS], 30))
 def test_a_folder_that_is_split_has_a_certificate(name, kind, tmp_path, capsys):
     check_certificate(name, SPLIT_SETS[kind], SPLIT_LEMMAS, tmp_path)
 

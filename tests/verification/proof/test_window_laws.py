@@ -13,7 +13,7 @@ import pytest
 from helpers import FIXTURES, calls, edit_ranks
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from plants import attribute, replace
-from products import part
+from products import part, spread
 from verification.proof import image_steps
 from verification.proof.window_draws import Windows
 
@@ -21,7 +21,7 @@ import gopt
 from gopt.verification.proof.result import ProofVerdict
 
 
-@pytest.mark.parametrize("seed", part(range(400), 24))
+@pytest.mark.parametrize("seed", part(range(400), 12))
 def test_a_drawn_step_on_images_is_never_different_and_equal_where_proven(seed: int, tmp_path: Path) -> None:
     pytest.importorskip("onnx_ad", reason="needs pip install 'gopt[derive]'")
     ranks = image_steps.sharded(seed, tmp_path)
@@ -194,8 +194,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
     return of
 
 
-@pytest.mark.parametrize("mesh", ["h=2", "h=3"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("wrong", "mesh"), spread(WRONG, ["h=2", "h=3"]))
 def test_a_wrong_halo_is_never_proven(wrong: str, mesh: str, clean: Callable[[str, str], Path], tmp_path: Path) -> None:
     right = clean("cnn_sgd", mesh)
     assert gopt.prove(right).proven
