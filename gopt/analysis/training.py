@@ -120,7 +120,8 @@ class TrainingGraph:
     @property
     def forward_metrics(self) -> list[str]:
         """The metrics of a batch alone: no node of the update makes them."""
-        updated = {name for node in self.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs}
+        nodes = self.graph.nodes if self.metrics else ()
+        updated = {name for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
         return [name for name in self.metrics if name not in updated]
 
     @property

@@ -15,11 +15,11 @@ from gopt.documents.records import from_document
 from gopt.errors import InputError
 
 
-def digest_of_ranks(manifest: Manifest) -> str:
-    """The SHA-256 of the names and digests of the files that a proof reads, and of what the manifest says of them."""
+def digest_of_ranks(manifest: Manifest, text: str) -> str:
+    """The SHA-256 of the names and digests of the files that a proof reads, and of what the manifest says of them;
+    ``text``: of the bare manifest."""
     rows = [f"{name} {digest}\n" for name, digest in manifest.read_digests.items()]
-    rows.append(manifest.bare.text())
-    return hashlib.sha256("".join(rows).encode()).hexdigest()
+    return hashlib.sha256("".join([*rows, text]).encode()).hexdigest()
 
 
 def stored_proof(folder: str | os.PathLike[str], manifest: Manifest) -> ProofEntry | None:
@@ -27,7 +27,7 @@ def stored_proof(folder: str | os.PathLike[str], manifest: Manifest) -> ProofEnt
     if not manifest.files or not Path(folder, REPORT_FILE).is_file():
         return None
     proof = from_document(Report, documents.read_json(Path(folder, REPORT_FILE), documents.REPORT)).proof
-    return proof if proof is not None and proof.files == digest_of_ranks(manifest) else None
+    return proof if proof is not None and proof.files == digest_of_ranks(manifest, manifest.bare.text()) else None
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:

@@ -203,7 +203,7 @@ class _Beside:
         read = {name for position in self.further for name in self.nodes[position].reads if name}
         anew = {name for name in read if self.count <= makers.get(name, -1) and makers[name] not in self.further}
         apart = self._apart(read - makers.keys() | self.front.read, anew)
-        if apart is None or 2 * (self.count - len(apart)) < len(self.file.parts.ends):
+        if apart is None or 2 * (self.count + len(self.further) - len(apart)) < len(self.file.parts.ends):
             return None
         result = replace(with_header(self.file.model, graph), inputs=self.inputs, initializers=self.stored)
         if self.equal and not apart and not self.behind and self.count == len(self.nodes):

@@ -123,8 +123,9 @@ class Sharded(HtmlTable):
 
     def _write(self, folder: Path, advance: ProgressCallback, *, force: bool, annotate: bool) -> Report:
         from gopt.artifact import annotations, ranks, serialize, startup_graphs, states_file
-        from gopt.artifact.integrity import Inventory
+        from gopt.artifact.integrity import Inventory, sealed
         from gopt.artifact.output_folder import output_folder
+        from gopt.artifact.report_check import digest_of_ranks
 
         stored = states_file.plan_states_file(self.program)
         roles = roles_text(self.program.source)
@@ -149,13 +150,14 @@ class Sharded(HtmlTable):
             proof = self._proof(staged, manifest, stored)
             report = self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
+            text = manifest.bare.text()
             if proof is not None:
                 advance("proving the ranks")
-                report = replace(report, proof=proof.result())
+                report = replace(report, proof=replace(proof.result(), files=digest_of_ranks(manifest, text)))
             for path in staged.glob(KIND_FILES):
                 path.unlink()
             report.write(files)
-            write_new(staged / MANIFEST_FILE, replace(manifest, files=files.files).text().encode())
+            write_new(staged / MANIFEST_FILE, sealed(text, files.files).encode())
         return report
 
     def _proof(self, folder: Path, manifest: Manifest, values: StatesFile) -> Task[ProofEntry] | None:

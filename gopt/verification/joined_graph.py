@@ -66,7 +66,7 @@ class JoinedGraph:
 
     def __post_init__(self) -> None:
         source = self.training.graph
-        part = subgraph(source, source.nodes, dict.fromkeys(self.values), ())
+        part = subgraph(source, source.nodes, dict.fromkeys(self.values), ()).twin()
         self.context = begun(self.training)
         propagate(self.context, source.nodes)
         self._larger = Multiplied(self.context, self.times, self.training.counted.values())

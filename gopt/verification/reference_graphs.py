@@ -120,16 +120,13 @@ def _local(node: Node, data: Collection[str]) -> bool:
 
 
 def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
-    """The part of a graph before ``wanted``, with ``stops`` turned into inputs."""
-    stops = set(stops)
-    wanted = list(wanted)
-    needed, unmade = set(wanted), set(wanted) - stops
-    selected: list[Node] = []
+    """The part of a graph before ``wanted``, with ``stops`` turned into inputs; the nodes are the graph's own."""
+    stops, wanted = set(stops), list(wanted)
+    needed, selected = set(wanted), list[Node]()
     for node in reversed(list(nodes)):
-        if not unmade.isdisjoint(node.outputs):
-            selected.append(clone(node))
+        if not needed.intersection(node.outputs) <= stops:
+            selected.append(node)
             needed.update(node.reads)
-            unmade.update(name for name in node.reads if name not in stops)
     selected.reverse()
     inputs = {name: type for name, type in graph.inputs.items() if name in needed}
     inputs |= {name: graph.types[name] for name in sorted(stops) if name in needed}

@@ -23,6 +23,7 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "shards": ("gpt_adamw", "dp=2,shard=3", {"stage": 2}),
     "parameters": ("gpt_adamw", "dp=2,shard=5", {"stage": 3}),
     "parts": ("gpt_adamw", "dp=2,shard=2,tp=2", {"stage": 2}),
+    "few nodes": ("mlp_adamw", "shard=5,tp=2", {"stage": 2}),
     "external data": ("mlp_adamw_external", "dp=2,shard=3", {"stage": 2}),
     "saved values": ("families/t5_adamw", "pp=2,tp=2", {"accumulate": 2, "passes": SEQUENCE}),
 }
@@ -45,6 +46,14 @@ def test_a_file_beside_others_is_read_as_alone(name: str, tmp_path: Path) -> Non
         assert contents(graphs[-1]) == contents(load(path, own=True))
     if name != "saved values":
         assert len({id(graph.nodes) for graph in graphs}) < len(graphs)
+
+
+def test_most_nodes_are_shared_where_other_nodes_stand_between(tmp_path: Path) -> None:
+    gopt.shard(FIXTURES / "mlp_adamw.onnx", mesh="shard=5", prove=False).write(tmp_path / "ranks")
+    files = AlikeFiles()
+    first, *rest = (files.load(str(path)).nodes for path in sorted((tmp_path / "ranks").glob("rank_*.onnx")))
+    alike = [{*map(id, first)}.intersection(map(id, nodes)) for nodes in rest]
+    assert all(2 * len(shared) > len(first) for shared in alike)
 
 
 def test_nodes_behind_a_result_of_another_size_are_shared(tmp_path: Path) -> None:

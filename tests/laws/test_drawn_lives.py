@@ -43,8 +43,9 @@ def test_ranks_go_on_as_other_ranks(seed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 260))
+@pytest.mark.parametrize("seed", range(200, 220))
 def test_processes_go_on_as_others(seed, tmp_path):
+    pytest.importorskip("mpi4py")
     life = replace(Life.draw(seed), engine="mpi")
     verdict = judge(life, tmp_path)
     assert verdict.outcome in outcomes(life.before.step, *GOOD), verdict.why

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from draws import Verdict
 from gopt.cli.main import main
-from rank_files import Array, Call, Values
+from rank_files import Array, Call, Values, has_halves
 from rank_simulator import World
 from split_gen.simulator import Simulation
 
@@ -34,24 +34,27 @@ from option_gen.make import Setting
 
 NEAR = 1e-3
 """Of the largest element: constants such as 1 - 0.999 are stored in float32, and the proof takes what is meant."""
-LEAST = 20
+NEAR_OF_HALVES = 1e-2
+"""An element beside a step of a half may be rounded to the other side."""
+LEAST = 10
 """Values that are compared, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A setting, or its step with the words of ``gopt split``."""
+    """A setting, or its step with the words of ``gopt split``; ``seed``: of states, 2 of large ones."""
 
     setting: Setting
     split: tuple[str, ...] = ()
+    seed: int = 1
 
     @classmethod
     def draw(cls, seed: int) -> Ranks:
-        """Ranks in float32. RAdam's rectification loses the digits of stored constants."""
+        """Ranks of a seed. RAdam's rectification loses the digits of stored constants."""
         setting, r = Setting.draw(seed), random.Random(f"numbers {seed}")
-        if any(word in setting.step.split(" ")[0] for word in ("16", "radam")):
+        if "radam" in setting.step:
             return cls.draw(seed + 1_000_003)
-        return cls(setting, split_words(r) if r.random() < 0.25 else ())
+        return cls(setting, split_words(r) if r.random() < 0.25 else (), r.choice((1, 2)))
 
     def told(self) -> str:
         """As a command line."""
@@ -69,7 +72,7 @@ def judge(ranks: Ranks, folder: Path) -> Verdict:
     """``right``; ``refused``; ``few`` values to compare; ``WRONG`` and ``CRASH`` are faults."""
     try:
         ranks.write(folder / "ranks")
-        programs = run_in_float64(folder / "ranks")
+        programs = run_in_float64(folder / "ranks", ranks.seed)
     except (OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     except Exception:
@@ -89,6 +92,7 @@ class WideProgram:
     numbers: SweptValues
     expressions: ExpressionValues
     coordinates: Mapping[str, int]
+    near: float = NEAR
     compared: int = 0
     differences: list[str] = field(default_factory=list)
     turns: int = 0
@@ -136,23 +140,30 @@ class WideProgram:
         due = self._due(name) if self.turns == 1 else None
         if due is not None:
             self.compared += 1
-            if not (due.size in (1, value.size) and _near(value, _fitted(due, value.shape))):
+            if not (due.size in (1, value.size) and self._near(value, _fitted(due, value.shape))):
                 self.differences.append(f"{name!r} of rank {self.rank}, by {made_by}")
 
+    def _near(self, value: Array, due: Array) -> bool:
+        if value.dtype.kind != "f":
+            return np.array_equal(value, due)
+        largest = np.abs(value[np.isfinite(value)]).max(initial=1e-4)
+        return np.allclose(value, due, rtol=0, atol=self.near * largest, equal_nan=True)
 
-def run_in_float64(folder: Path, seed: int = 1) -> list[WideProgram]:
+
+def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
     """All files of all ranks behind a step, from drawn states and batches."""
     prover = Prover(folder_relation(folder))
     prover.run()
     relation, mesh = prover.relation, prover.mesh
     leaves = SampledLeaves(prover.training, mesh, prover.constants, seed)
     expressions = ExpressionValues(prover.expressions, leaves.leaf, prover.constants.origins)
+    near = NEAR_OF_HALVES if has_halves(folder) else NEAR
     programs, coordinates = {}, [mesh.coordinates(rank) for rank in range(mesh.ranks)]
     for rank, values in zip(relation.ranks, prover.ranks):
         server = rank.rank >= mesh.ranks
         where = {} if server else mesh.coordinates(rank.rank)
         for phase, numbers in zip((phase for phase in relation.schedule if phase in rank.graphs), values.files):
-            program = WideProgram(rank.rank, rank.graphs[phase], numbers, expressions, where)
+            program = WideProgram(rank.rank, rank.graphs[phase], numbers, expressions, where, near)
             programs[rank.rank, "step" if server else phase] = program
     states = {state.tensor: leaves.state(state.tensor) for state in prover.training.states}
     batches = [[leaves.batch({**where, MICRO: turn}) for turn in range(relation.accumulate)] for where in coordinates]
@@ -164,7 +175,7 @@ def run_in_float64(folder: Path, seed: int = 1) -> list[WideProgram]:
             world.step(held, [[batch | leaves.settings for batch in turn] for turn in zip(*batches)])
         else:
             simulation = Simulation(folder, states, stored=False)
-            simulation.programs = programs
+            simulation.programs, simulation.rounds = programs, seed - 1
             simulation.round(batches, leaves.settings)
     return list(programs.values())
 
@@ -172,7 +183,7 @@ def run_in_float64(folder: Path, seed: int = 1) -> list[WideProgram]:
 def _wide(value: Array, dtype: np.dtype[Any] | None = None) -> Array:
     """A float in float64, another value in its type."""
     dtype = dtype or value.dtype
-    return value.astype(np.float64 if dtype.kind == "f" else dtype)
+    return value.astype(dtype if dtype.kind in "iub" else np.float64)
 
 
 def _typed(value: Array, type: TensorType) -> Array:
@@ -181,10 +192,3 @@ def _typed(value: Array, type: TensorType) -> Array:
 
 def _fitted(value: Array, dims: tuple[int, ...]) -> Array:
     return value.reshape(dims) if value.size == np.prod(dims) else np.broadcast_to(value, dims)
-
-
-def _near(value: Array, due: Array) -> bool:
-    if value.dtype.kind != "f":
-        return np.array_equal(value, due)
-    largest = np.abs(value[np.isfinite(value)]).max(initial=1e-4)
-    return np.allclose(value, due, rtol=0, atol=NEAR * largest, equal_nan=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rank_files import Array, Program, Values, attributes, dtype_of, has_halves
+from onnx import NodeProto
+from rank_files import Answers, Array, Call, Program, Values, attributes, dtype_of, has_halves, run_together
 from steps_gen.graphs import reads
 
 from gopt.artifact.manifest_check import read_manifest
@@ -108,33 +109,41 @@ class Served:
         self.rounds[trainer] += 1
         feeds = {**hyper, **batch, **self.own[trainer], "gopt.round": np.asarray(self.rounds[trainer], np.int64)}
         run = self.program.run({name: feeds[name] for name in self.program.inputs if name in feeds})
-        answer: Any = None
-        try:
-            while True:
-                node, operands = run.send(answer)
-                about = attributes(node)
-                keys = self.buckets[about["bucket"]]
-                if [key["name"] for key in keys] != about["keys"]:
-                    raise Fault(f"bucket {about['bucket']} has other keys in the manifest")
-                numbers = [self.number[id(key)] for key in keys]
-                if node.op_type == "Pull":
-                    dtype = dtype_of(about["dtype"])
-                    flat = np.concatenate([pulled[each].reshape(-1).astype(dtype) for each in numbers])
-                    answer = cut(flat, about["shapes"], "a pull")
-                elif node.op_type == "Push":
-                    flat = np.concatenate([each.reshape(-1) for each in operands[2:] if each is not None])
-                    for each in numbers:
-                        state = self.keys[each]
-                        size = int(np.prod(state.type.dims, dtype=int))
-                        state.push(trainer, flat[:size], len(self.trainers))
-                        flat = flat[size:]
-                    answer = [operands[0]]
-                else:
-                    raise Fault(f"a trainer calls {node.op_type}")
-        except StopIteration as end:
-            for each in self._held(self.trainers[trainer]):
-                if each["output"] in end.value and not each.get("copy"):
-                    self.own[trainer][each["input"]] = end.value[each["output"]]
+
+        def answers(waiting: Mapping[int, Call]) -> Answers:
+            node, operands = waiting[trainer]
+            if node.op_type not in ("Push", "Pull"):
+                raise Fault(f"a trainer calls {node.op_type}")
+            pull = node.op_type == "Pull"
+            return {trainer: self.pulled(node, pulled.__getitem__) if pull else self.pushed(trainer, node, operands)}
+
+        outputs = run_together({trainer: run}, answers)[trainer]
+        for each in self._held(self.trainers[trainer]):
+            if each["output"] in outputs and not each.get("copy"):
+                self.own[trainer][each["input"]] = outputs[each["output"]]
+
+    def _numbers(self, about: Mapping[str, Any]) -> list[int]:
+        """The keys of a message."""
+        keys = self.buckets[about["bucket"]]
+        if [key["name"] for key in keys] != about["keys"]:
+            raise Fault(f"bucket {about['bucket']} has other keys in the manifest")
+        return [self.number[id(key)] for key in keys]
+
+    def pushed(self, trainer: int, node: NodeProto, operands: Sequence[Array | None]) -> list[Array]:
+        """Give the servers what a trainer pushes."""
+        flat = np.concatenate([each.reshape(-1) for each in operands[2:] if each is not None])
+        for number in self._numbers(attributes(node)):
+            state = self.keys[number]
+            size = int(np.prod(state.type.dims, dtype=int))
+            state.push(trainer, flat[:size].copy(), len(self.trainers))
+            flat = flat[size:]
+        return [operands[0]]  # type: ignore[list-item]
+
+    def pulled(self, node: NodeProto, value: Callable[[int], Array]) -> list[Array]:
+        """What a pull gets; ``value``: of a key."""
+        about = attributes(node)
+        found = [value(each).reshape(-1).astype(dtype_of(about["dtype"])) for each in self._numbers(about)]
+        return cut(np.concatenate(found), about["shapes"], "a pull")
 
     def states(self) -> Values:
         """Every state that follows a gradient, put together from the keys."""

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from rank_files import Program, Values, attributes, dtype_of, has_halves
+from rank_files import Program, Values, has_halves
 
 from gopt.parameter_server.options import SplitOptions
 from split_gen.arrivals import Served
-from split_gen.merging import cut
 
 ROUNDS = 3
 
@@ -45,23 +44,13 @@ class Exchange(Served):
         try:
             while True:
                 node, operands = run.send(answer)  # type: ignore[arg-type]
-                about = attributes(node)
-                numbers = [self.number[id(key)] for key in self.buckets[about["bucket"]]]
                 if node.op_type == "Push":
-                    flat = np.concatenate([each.reshape(-1) for each in operands[2:] if each is not None])
-                    for number in numbers:
-                        state = self.keys[number]
-                        size = int(np.prod(state.type.dims, dtype=int))
-                        state.push(trainer, flat[:size].copy(), len(self.trainers))
-                        flat = flat[size:]
-                    answer = [operands[0]]
+                    answer = self.pushed(trainer, node, operands)
                     continue
                 if waits:
                     yield
                 waits = False
-                dtype = dtype_of(about["dtype"])
-                flat = np.concatenate([self.keys[each].pull(trainer).reshape(-1).astype(dtype) for each in numbers])
-                answer = cut(flat, about["shapes"], "a pull")
+                answer = self.pulled(node, lambda key: self.keys[key].pull(trainer))
         except StopIteration as end:
             for state in self._held(self.trainers[trainer]):
                 if state["output"] in end.value:

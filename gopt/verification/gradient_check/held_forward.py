@@ -52,7 +52,7 @@ class HeldForward:
 
     def __init__(self, forward: CheckedForward, stops: Sequence[Stop]) -> None:
         self.forward, self.stops = forward, stops
-        graph = subgraph(forward.graph, forward.graph.nodes, forward.training.losses, ())
+        graph = subgraph(forward.graph, forward.graph.nodes, forward.training.losses, ()).twin()
         self._program = forward.ready(_with_stops(graph, stops), forward.training.losses)
 
     def points(self, points: Sequence[Values]) -> list[Values]:

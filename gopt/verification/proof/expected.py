@@ -158,13 +158,13 @@ class Specification:
         apart = next((name for name in graph.outputs if any(row[name] != values[name] for row in rest)), None)
         if apart is not None:
             raise UnsupportedError(f"{apart!r} may differ among members of the source that start equal", BY_NUMBERS)
-        for node in graph.nodes:
-            for name in node.outputs if not node.is_in(CASTS) else ():
-                if name and graph.type_of(name).dtype in HALVES:
-                    for row in members:
-                        half = self.expressions.root(row[name]), graph.type_of(name).dtype
-                        read = {self.expressions.root(row[operand]) for operand in node.reads}
-                        self.constants.halves.setdefault(half, set()).update(read)
+        halves = {name: type.dtype for name, type in graph.types.items() if type.dtype in HALVES}
+        for node in graph.nodes if halves else ():
+            for name in halves.keys() & node.outputs if not node.is_in(CASTS) else ():
+                for row in members:
+                    read = {self.expressions.root(row[operand]) for operand in node.reads}
+                    half = self.expressions.root(row[name]), halves[name]
+                    self.constants.halves.setdefault(half, set()).update(read)
         return dict(values)
 
     def _gradients(self, local: Values) -> Values:

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
-from gopt.operators.operator import Operator, Slope
+from gopt.operators.operator import Slope
 from gopt.operators.table import names
 from gopt.verification.proof.selections import Runs, merged
 
 Shape: TypeAlias = tuple[int | str | None, ...] | None
-Law: TypeAlias = tuple[str, tuple[int, ...]]
-"""A sum with signs, or a product with exponents."""
+Step: TypeAlias = tuple[int, list[int], bool]
+"""An expression, the positions of the operands of one like it among values, and whether these ascend."""
 Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
 Part: TypeAlias = tuple[Hashable, int, Runs]
@@ -275,17 +275,24 @@ class Elements:
         counts = self._counts
         return not numbers or (counts[numbers[0]] == 1 and all(counts[number] == 1 for number in numbers))
 
-    def repeated(self, like: int, operands: tuple[int, ...]) -> int:
-        """An expression as another one, of operands with the facts of the other's: equal axes, and of one kind."""
-        op, attributes, inner, shape = self.all[like]
-        kind = _LongExpression if len(inner) > _FEW else Expression
-        expression = tuple.__new__(kind, (op, attributes, operands, shape))
-        number = self._numbers.setdefault(expression, len(self.all))
-        if number == len(self.all):
-            self.all.append(expression)
-            for facts in self._facts:
-                facts.append(facts[like])
-        return number
+    def repeat(self, steps: Iterable[Step], values: list[int]) -> None:
+        """Add expressions as earlier ones, of values with the facts of the other operands: equal axes, and of one kind.
+
+        Ends where the operands of a sum or a product have another order."""
+        rows, numbers, added = self.all, self._numbers, list[int]()
+        for like, positions, ordered in steps:
+            operands = tuple([values[position] for position in positions])
+            if ordered and list(operands) != sorted(operands):
+                break
+            op, attributes, _, shape = row = rows[like]
+            expression = tuple.__new__(type(row), (op, attributes, operands, shape))
+            number = numbers.setdefault(expression, len(rows))
+            if number == len(rows):
+                rows.append(expression)
+                added.append(like)
+            values.append(number)
+        for facts in self._facts:
+            facts += [facts[like] for like in added]
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
         """A value without operands, such as a state at the start of the step."""
@@ -302,19 +309,6 @@ class Elements:
     def apply(self, op: str, attributes: Hashable, operands: Sequence[int], shape: Shape) -> int:
         """An operator without laws."""
         return self._number(op, attributes, tuple(operands), shape)
-
-    def law_of(self, record: Operator, operands: tuple[int, ...], result: int) -> Law | None:
-        """The law that gave a result directly."""
-        signs = tuple([record.sign(index) for index, _ in enumerate(operands)])
-        laws: tuple[Law, ...] = (("sum", signs), ("product", record.exponents))
-        return next((law for law in laws if self._results.get((law[0], operands, law[1])) == result), None)
-
-    def note(self, encoded: bytes | None, law: Law | None, operands: tuple[int, ...], result: int) -> None:
-        """Note the result of a node, and of the law that gives it."""
-        if encoded is not None:
-            self.read[encoded, operands] = [result]
-        if law is not None:
-            self._results[law[0], operands, law[1]] = result
 
     # --- sums ---
 
@@ -385,8 +379,9 @@ class Elements:
                     joined |= 0 if change else _VANISHED
                 total[atom] = change
         if joined & _SOME_ELEMENTS:
-            total = self._joined_totals(self._single_elements(total))
-        if joined & (_SOME_ELEMENTS | SOME_TERMS):
+            before, total = total, self._joined_totals(self._single_elements(total))
+            joined |= 0 if total is before else SOME_TERMS
+        if joined & SOME_TERMS:
             total = self._joined_parts(total)
         if joined & _MOVED:
             total = self._moved_starts(total)
@@ -929,17 +924,17 @@ class Elements:
         fit = size is not None and all(self.elements(atom) in (1, size) for atom, _ in parts)
         return parts if fit or all(self.shape(atom) in ((), self.shape(root)) for atom, _ in parts) else [(root, 1)]
 
-    def _single_elements(self, terms: Mapping[int, Coefficient]) -> Mapping[int, Coefficient]:
+    def _single_elements(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
         """Terms in which several elements of an expression are sums over ranges of the expression."""
         rows: dict[int, list[Piece]] = {}
-        summed: Counter[int] = Counter()
-        """Value -> the sums over ranges, and single elements."""
         for atom in terms:
             if self.elements(atom) == 1 and self.all[self.root(atom)].op == FLAT:
                 rows.setdefault(self.pieces(atom)[0][0], []).append((atom, *self.pieces(atom)[0][1:]))
-            elif self.all[atom].op == TOTAL:
-                summed.update(self.all[atom].operands)
+        if not rows:
+            return terms
         result = dict(terms)
+        summed = Counter(self.all[atom].operands[0] for atom in terms if self.all[atom].op == TOTAL)
+        """Value -> the sums over ranges, and single elements."""
         parts = {root: [self.root(atom) for atom, _ in self.summands(root)] for root in rows}
         for root, row in rows.items():
             summed.update(parts[root] * len(row))
@@ -950,8 +945,12 @@ class Elements:
                     result[part] = result.get(part, 0) + factor * change
         return result
 
-    def _joined_totals(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+    def _joined_totals(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
         """Sums over elements of an expression, joined by the coefficient of each element."""
+        totals = [row for row in map(self.all.__getitem__, terms) if row.op == TOTAL]
+        some = all(row.attributes and row.attributes[-1][1] - row.attributes[0][0] > 1 for row in totals)  # type: ignore[index]
+        if some and len({row.operands for row in totals}) == len(totals):
+            return terms
         result: dict[int, Coefficient] = {}
         steps: dict[int, dict[int, Coefficient]] = {}
         count: Counter[int] = Counter()

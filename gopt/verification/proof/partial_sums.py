@@ -67,7 +67,7 @@ class PartialSums(Boxes):
         """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
 
     def take(self, number: int, selection: Selection) -> int:
-        if not self.sealed or self.joinable((number,)):  # with rules that come to be known
+        if not self.sealed or self._traits[number]:  # with rules that come to be known
             return self._taken(number, selection)
         key = number, selection
         part = self._takes.get(key)

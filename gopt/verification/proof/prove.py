@@ -212,10 +212,10 @@ class Prover:
         makes anew."""
         inputs: Values = {}
         states, values = {state.input: state for state in rank.states}, begun.step
-        for name in values:
+        for name, number in values.items():
             if name not in graph.inputs and name not in graph.initializers:
                 continue
-            number, type = values[name], graph.types[name]
+            type = graph.types[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
                 number = expected.held(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
@@ -245,14 +245,14 @@ class Prover:
         summed = self._summed(rank, graph, results) if times > 1 else {}
         for output, name in rank.next_inputs.items():
             if output in graph.outputs:
-                number = results[output]
+                result = number = results[output]
                 if times > 1 and output in sums:
                     number = summed[output]
                 elif times > 1:
                     moving = self.expressions.root(expected.held(self.expressions, moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
-                shape = self.expressions.shape(results[output])
-                if elements(shape) is not None and values.shapes.get(name, shape) != shape:
+                shape = self.expressions.shape(result)
+                if values.shapes.get(name, shape) != shape and elements(shape) is not None:
                     number = self._unknown(rank, f"{name}, in another shape", number)
                 states[name] = number
                 values.dtypes[name] = graph.outputs[output].dtype

@@ -113,7 +113,7 @@ class _Followed(MutableMapping[str, int]):
     ``parts``: name -> the region in other values, and these, for values without a reader so far."""
 
     def __init__(self, own: Values, leaders: SweptValues, expressions: Boxes) -> None:
-        self.own, self.leaders, self.expressions = own, leaders, expressions
+        self.own, self.leaders, self.expressions, self._begun = own, leaders, expressions, tuple(own)
         self.parts = dict[str, tuple[Region, Column]]()
 
     def __getitem__(self, name: str) -> int:
@@ -133,7 +133,7 @@ class _Followed(MutableMapping[str, int]):
         raise TypeError("values of a rank stay")
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**dict.fromkeys(self.leaders), **dict.fromkeys(self.own)})
+        return iter(dict.fromkeys((*self._begun, *self.leaders, *self.own)))
 
     def __len__(self) -> int:
         return len({*self.leaders, *self.own})

@@ -17,7 +17,7 @@ from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.equal_parts import columns_of, common_region
-from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Law, Shape
+from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Shape, Step
 from gopt.verification.proof.operators import RULES, NodeReader
 
 _SHORTEST = 4
@@ -36,12 +36,11 @@ WholesOfRanges: TypeAlias = dict[tuple[bytes | None, ...], dict[Hashable, list[t
 class _Program:
     """The expressions of a group: positions count the values of the group, ``constants``, and ``steps``.
 
-    ``steps``: the number in the first group, the positions of the operands, and whether these ascend. ``results``: of
-    each node the positions of result and operands, and the law."""
+    ``steps``: as in the first group. ``results``: of each node the positions of result and operands."""
 
     constants: list[int]
-    steps: list[tuple[int, list[int], bool]]
-    results: list[tuple[int, list[int], Law | None]]
+    steps: list[Step]
+    results: list[tuple[int, list[int]]]
 
 
 class Repeats:
@@ -77,10 +76,10 @@ class Repeats:
             if key not in self._programs:
                 self._programs[key] = self._program(group, numbers, values)
         else:
-            note = self.expressions.note
-            for node, (position, operands, law) in zip(group, program.results):
+            read = self.expressions.read
+            for node, (position, operands) in zip(group, program.results):
                 values[node.outputs[0]] = result = results[position]
-                note(node.encoded, law, tuple([results[at] for at in operands]), result)
+                read[node.encoded or b"", tuple([results[at] for at in operands])] = [result]
         self._note(group, form, names, shapes, values)
         return True
 
@@ -89,15 +88,13 @@ class Repeats:
         outside: dict[str, int] = {}
         inside: dict[str, int] = {}
         kinds: list[Hashable] = []
-        shapes: list[Shape] = []
-        for node in group:
-            type = self.reader.type_of(node)
-            shapes.append(type.shape)
+        types = [self.reader.graph.types[node.outputs[0]] for node in group]
+        for node, type in zip(group, types):
             read = [inside[name] if name in inside else outside.setdefault(name, len(outside)) for name in node.inputs]
             inside[node.outputs[0]] = -len(inside) - 1
             kinds.append((node.op_type, type.dtype, frozen(node) if node.attributes else (), *read))
         forms = self.expressions.forms
-        return forms.setdefault(tuple(kinds), len(forms)), [*outside], shapes
+        return forms.setdefault(tuple(kinds), len(forms)), [*outside], [type.shape for type in types]
 
     def _note(
         self, group: Sequence[Node], form: int, names: Sequence[str], shapes: Sequence[Shape], values: Mapping[str, int]
@@ -105,7 +102,7 @@ class Repeats:
         """Note the results of a group on operands of one shape, for ranges of the same operands."""
         expressions, shape, root = self.expressions, shapes[0], self.expressions.root
         numbers = [values[name] for name in names]
-        if len({*shapes}) == 1 and all(
+        if shapes.count(shape) == len(shapes) and all(
             expressions.elements(number) == 1 or expressions.shape(number) == shape for number in numbers
         ):
             results = tuple([root(values[node.outputs[0]]) for node in group])
@@ -176,29 +173,23 @@ class Repeats:
         if expressions.joinable(inside) or not all(rows[number].op in plain for number in steps):
             return None
         positions = {number: position for position, number in enumerate([*numbers, *constants, *steps])}
-        laws = []
-        for node, result in zip(group, results):
-            operands = tuple([values[name] for name in node.inputs])
-            law = expressions.law_of(record_of(node), operands, result)
-            laws.append((positions[result], [positions[number] for number in operands], law))
         return _Program(
             constants,
             [(number, [positions[at] for at in rows[number].operands],
               rows[number].op in _ORDERED and len(rows[number].operands) > 1) for number in steps],
-            laws,
+            [(positions[result], [positions[values[name]] for name in node.inputs])
+             for node, result in zip(group, results)],
         )  # fmt: skip
 
     def _numbered(self, program: _Program, numbers: Sequence[int]) -> list[int] | None:
         """The values of a group by position; None where a sum or a product has another order."""
-        values, origins, repeated = [*numbers, *program.constants], self.reader.table.origins, self.expressions.repeated
-        for like, positions, ordered in program.steps:
-            operands = tuple([values[position] for position in positions])
-            if ordered and list(operands) != sorted(operands):
-                return None
-            values.append(repeated(like, operands))
-            if not ordered and like in origins:
-                origins.setdefault(values[-1], origins[like])
-        return values
+        values, origins = [*numbers, *program.constants], self.reader.table.origins
+        begun = len(values)
+        self.expressions.repeat(program.steps, values)
+        for (like, _, _), number in zip(program.steps, values[begun:]):
+            if like in origins:
+                origins.setdefault(number, origins[like])
+        return values if len(values) == begun + len(program.steps) else None
 
 
 @dataclass(slots=True, eq=False)

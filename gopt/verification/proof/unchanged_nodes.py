@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import repeat
 
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -85,6 +86,7 @@ class _Source:
             state.tensor for state in relation.training.states if state.kind is StateKind.STATISTIC
         } | relation.local  # fmt: skip
         self._fronts: list[_Front] = []
+        self._part = cache(SourcePart)
         self._nodes: dict[Hashable, tuple[list[Node], frozenset[str]]] = {}
         """The remaining nodes of a graph, and the leaves read there."""
         self._wholes: dict[int, bool] = {}
@@ -103,7 +105,7 @@ class _Source:
         equal = (graph.inputs.keys() for graph in rank.graphs.values())
         if not leaves or not all(map(leaves.isdisjoint, equal)):
             return None  # what a phase leaves for another one is no leaf
-        return replace(rank, graphs=graphs, inputs={**rank.inputs, **{name: SourcePart(name) for name in leaves}})
+        return replace(rank, graphs=graphs, inputs={**rank.inputs, **{name: self._part(name) for name in leaves}})
 
     def hides_shown(self) -> bool:
         """Return whether unchanged nodes make a shown value of the source besides the leaves."""

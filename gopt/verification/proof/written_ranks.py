@@ -8,7 +8,6 @@ from pathlib import Path
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.kinds import Kinds
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.report_check import digest_of_ranks
 from gopt.artifact.report_record import ProofEntry
 from gopt.errors import InputError, InvariantError, UnsupportedError
 from gopt.verification.proof.folder import ranks_relation
@@ -23,9 +22,9 @@ _HINTS = (
 
 
 def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, kinds: Kinds | None = None) -> ProofEntry:
-    """The proof of files of ranks in a folder against the source, for the report. ``kinds``: all ranks, where some are
-    not written. Raises InvariantError for a value unlike the source's."""
-    mesh, digest = manifest.mesh.mesh(), digest_of_ranks(manifest)
+    """The proof of files of ranks in a folder against the source, for the report, without the digest of the files.
+    ``kinds``: all ranks, where some are not written. Raises InvariantError for a value unlike the source's."""
+    mesh = manifest.mesh.mesh()
     unwritten = mesh.ranks - len(manifest.ranks)
     peers = {} if kinds is None else kinds.peers
     if kinds is not None:
@@ -33,14 +32,14 @@ def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, kinds
     try:
         proof = proof_of(ranks_relation(folder, manifest, training, mesh, peers=peers))
     except UnsupportedError as error:
-        return ProofEntry(UNPROVEN, 0, (), error.message, digest)
+        return ProofEntry(UNPROVEN, 0, (), error.message, "")
     except InputError as error:
         raise InvariantError(f"the files of ranks are no expressions: {error.message}", *_HINTS) from None
     if proof.verdict is ProofVerdict.DIFFERENT:
         raise InvariantError(_difference(proof), *_HINTS)
     names = tuple(claim.name for claim in proof.open())
     reason = "the laws of gopt prove do not decide the rest" if names else ""
-    return ProofEntry(proof.verdict.value, len(proof.claims) - len(names), names, reason, digest, unwritten)
+    return ProofEntry(proof.verdict.value, len(proof.claims) - len(names), names, reason, "", unwritten)
 
 
 def _difference(proof: RankProof) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from test_proof_prove import SETS, SPLIT_SETS, sharded
 import gopt
 from gopt.ir.graph import Node
 from gopt.verification.proof.expected import SourceSweep
-from gopt.verification.proof.expressions import Elements
+from gopt.verification.proof.expressions import Elements, Step
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.repeats import Repeats
@@ -53,19 +53,20 @@ def test_an_expression_like_another_has_the_facts_it_has_by_its_operands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sharded("gpt_adamw", SETS["all"], tmp_path / "ranks")
-    repeated, compared = Elements.repeated, list[int]()
+    repeat, compared = Elements.repeat, list[int]()
 
-    def both(self: Elements, like: int, operands: tuple[int, ...]) -> int:
-        number = repeated(self, like, operands)
-        expression = self.all[number]
-        del self._numbers[expression]
-        again = self.apply(*expression)
-        self._numbers[expression] = number
-        assert [facts[again] for facts in self._facts] == [facts[number] for facts in self._facts]
-        compared.append(number)
-        return number
+    def both(self: Elements, steps: Sequence[Step], values: list[int]) -> None:
+        begun = len(values)
+        repeat(self, steps, values)
+        for number in values[begun:]:
+            expression = self.all[number]
+            del self._numbers[expression]
+            again = self.apply(*expression)
+            self._numbers[expression] = number
+            assert [facts[again] for facts in self._facts] == [facts[number] for facts in self._facts]
+            compared.append(number)
 
-    monkeypatch.setattr(Elements, "repeated", both)
+    monkeypatch.setattr(Elements, "repeat", both)
     assert Prover(folder_relation(tmp_path / "ranks")).run().proven
     assert compared
 

@@ -56,6 +56,7 @@ def test_a_follower_has_the_values_it_has_alone(
         for graph, values in zip(graphs, results):  # a message names the first of several
             names = [name for node in graph.nodes for name in node.outputs if name]
             assert [name for name in values if name in set(names)] == names
+        assert [*map(list, results)] == [*map(list, alone)]
         return results
 
     monkeypatch.setattr(Sweep, "run", both)
