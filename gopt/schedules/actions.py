@@ -86,8 +86,8 @@ class Schedule:
     @property
     def forwards(self) -> list[int]:
         """The micro-batches in the order in which every stage takes them forward."""
-        first = self.members[self.placement[0]]
-        return [action.micro_batch for action in first if action.of_stage == (ActionKind.FORWARD, 0)]
+        entry = self.members[self.placement[0]]
+        return [action.micro_batch for action in entry if action.of_stage == (ActionKind.FORWARD, 0)]
 
     def runs(self, member: int) -> list[tuple[str, int]]:
         """The files that a member runs for the micro-batches of a step, in order: phase and micro-batch.

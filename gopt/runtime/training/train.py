@@ -192,16 +192,16 @@ class Trainer:
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         weights: list[float] = []
-        times, batches, taken = self.rank.micro_steps, dict[int, Mapping[str, Array]](), 0
+        times, batches, fetched = self.rank.micro_steps, dict[int, Mapping[str, Array]](), 0
         for at, (phase, turn) in enumerate(self.rank.actions):
             feeds: Mapping[str, Any] = hyper
             if phase in self._reading:
-                while taken <= turn:  # a schedule may begin with any micro-batch, the data is read in order
-                    micro_step = MicroStep(self.step * times + taken, self.rank.part, self.rank.parts)
-                    batches[taken] = batch = self.data.batch(micro_step)
+                while fetched <= turn:  # a schedule may begin with any micro-batch, the data is read in order
+                    micro_step = MicroStep(self.step * times + fetched, self.rank.part, self.rank.parts)
+                    batches[fetched] = batch = self.data.batch(micro_step)
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
-                    taken += 1
+                    fetched += 1
                 feeds = hyper | self.rank.record.feeds(batches[turn])
                 if self.step and at == self._reads[turn]:
                     del batches[turn]
