@@ -32,8 +32,8 @@ def one(seed: int, kind: str) -> draws.Case:
 
 def main() -> int:
     parser = draws.parser("option_gen", __doc__)
-    for name in KINDS:
-        parser.add_argument(f"--{name}", action="store_const", dest="kind", const=name, default="settings")
+    parser.add_argument("--lives", action="store_const", dest="kind", const="lives", default="settings")
+    parser.add_argument("--numbers", action="store_const", dest="kind", const="numbers")
     options = parser.parse_args()
     cases = draws.of_seeds(options, partial(one, kind=options.kind))
     return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
