@@ -165,11 +165,10 @@ class World:
 
     def _answers(self, mail: Mail, waiting: Mapping[int, Call]) -> Answers:
         """Messages that are sent or received, or else a call that all members of its group wait for."""
-        moved = self._moved(waiting, mail)
-        ready = next(filter(None, (self._ready(rank, waiting) for rank in sorted(waiting))), None)
-        if moved or ready is None:
+        if moved := self._moved(waiting, mail):
             return moved
-        return dict(zip(ready, perform([waiting[rank] for rank in ready]), strict=True))
+        ready = next(filter(None, (self._ready(rank, waiting) for rank in sorted(waiting))), None)
+        return {} if ready is None else dict(zip(ready, perform([waiting[rank] for rank in ready]), strict=True))
 
     def _moved(self, waiting: Mapping[int, Call], mail: Mail) -> Answers:
         """The ranks that send a value, or receive one that was sent, each with what it gets."""

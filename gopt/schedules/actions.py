@@ -84,6 +84,12 @@ class Schedule:
         )
 
     @property
+    def phases(self) -> set[str]:
+        """The names of the files of all actions."""
+        chunks = chunk_numbers(self.placement)[-1] + 1
+        return {phase_name(kind, chunk, chunks) for kind in self.kinds for chunk in range(chunks)}
+
+    @property
     def forwards(self) -> list[int]:
         """The micro-batches in the order in which every stage takes them forward."""
         entry = self.members[self.placement[0]]

@@ -90,8 +90,7 @@ def member_runs(
             ),
             "shard the step again with this schedule",
         )
-    actions = {run[0] for each in range(len(schedule.members)) for run in schedule.runs(each)}
-    return [*runs, *((phase, 0) for phase in phases if phase not in actions)]
+    return [*runs, *((phase, 0) for phase in phases if phase not in schedule.phases)]
 
 
 class _Reader:

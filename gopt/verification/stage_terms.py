@@ -25,12 +25,14 @@ def terms_of_stages(
     nodes = (node for files in graphs for graph in files.values() for node in graph.nodes)
     present = {name for node in nodes for name in node.outputs}
     producers, readers, result = source.graph.producers(), source.graph.users(), dict[str, str]()
+    inside = set[str]()
     for term, gradient in terms.items():
         total = readers[term][0].outputs[0]
-        while total != gradient and total not in present:
-            total = readers[total][0].outputs[0]
+        if total != gradient and (total in present or total in inside):
+            inside.add(term)
+            continue
         while term not in present and producers[term].is_in(MOVES) and len(readers[producers[term].inputs[0]]) == 1:
             term = producers[term].inputs[0]
-        if total == gradient and gradient not in present:
+        if gradient not in present:
             result[term] = gradient
     return result

@@ -81,7 +81,7 @@ def _judged(life: Life, folder: Path) -> Verdict:
     kept, due = first, _ = _trained(step, home, life.engine)
     for number, words in enumerate(life.after, 1):
         before, home = home, folder / str(number)
-        words = tuple(str(written(word, folder)) for word in words)
+        words = tuple(written(word, folder) for word in words)
         code = main(["reshard", str(kept), *words, "-o", str(home), "--quiet"])
         if code in (OptionError.exit_code, UnsupportedError.exit_code):
             home = before  # and the next setting is tried

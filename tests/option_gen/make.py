@@ -81,7 +81,7 @@ class Setting:
         """Keywords of ``gopt.shard``; a drawn schedule is written into the folder."""
         return {
             "stage": stage_on(self.mesh, self.stage), "accumulate": self.accumulate,
-            "schedule": written(self.schedule, folder), "passes": self.passes,
+            "schedule": self.schedule and written(self.schedule, folder), "passes": self.passes,
         }  # fmt: skip
 
     def file(self, folder: Path) -> Path:
@@ -106,9 +106,9 @@ class Setting:
         return words + [word for option in options for word in ("-O", option)]
 
 
-def written(word: str | None, folder: Path) -> str | None:
+def written(word: str, folder: Path) -> str:
     """The word; the path of a file in the folder where the word is a drawn schedule."""
-    if word is None or not word.startswith(DRAWN):
+    if not word.startswith(DRAWN):
         return word
     path = folder / f"{word}.txt"
     path.write_text(to_text(draw(*map(int, word.removeprefix(DRAWN).split()))))

@@ -105,7 +105,7 @@ def test_a_rank_of_several_stages_reads_each_batch_once(name, mesh, parts, tmp_p
     drawn = [sampling.draw_inputs(step.training, step.training.batch, generator, ranges) for _ in range(9 * parts)]
     np.savez(tmp_path / "batches.npz", **{key: np.stack([batch[key] for batch in drawn]) for key in drawn[0]})
     (tmp_path / "data.py").write_text(FUNCTION.format(path=str(tmp_path / "batches.npz")))
-    own = Path(str(written("drawn 21 2 3", tmp_path)))
+    own = Path(written("drawn 21 2 3", tmp_path))
     assert read_schedule(own).forwards[0] != 0
     made = {each: gopt.shard(step, mesh, accumulate=3, schedule=each) for each in ("gpipe", "zb-v", str(own))}
     runs = [
