@@ -8,7 +8,7 @@ from gopt.operators.kinds import ADDITIONS
 
 def gradient_terms(training: TrainingGraph) -> dict[str, str]:
     """Return term -> gradient, for values of the gradient's type, added up to the gradient and read
-    nowhere else, sums before their terms. A gradient of another parameter and a result of the step are no terms."""
+    nowhere else, a sum before the terms. A gradient of another parameter and a result of the step are no terms."""
     graph = training.graph
     users = graph.users()
     sums = {name: name for name in training.gradients.values()}
