@@ -1,4 +1,4 @@
-"""States of unknown shapes: the elements cannot be shared out, and the states look like a batch."""
+"""Open shapes: states whose elements cannot be shared out, and values that a pass takes at a fixed size alone."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def refuse_open_shapes(step: StepSkeleton) -> None:
             _known(graph, name),
             f"if it is fed, say {batch_option(dynamic)}",
         )
+
+
+def fix_sizes(graph: Graph) -> str:
+    """The hint for a value of an open shape: how inputs get fixed sizes."""
+    tool = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
+    for name, type in graph.inputs.items():
+        symbols = [size for size in type.shape or () if isinstance(size, str)]
+        if symbols or (type.shape is not None and not type.static):
+            shape = ",".join(str(size) if isinstance(size, int) else "8" for size in type.shape or ())
+            how = f"--dim_param {symbols[0]} --dim_value 8" if symbols else f"--input_name {name} --input_shape {shape}"
+            return f"fix the sizes of inputs, such as: {tool} {how} step.onnx fixed.onnx"
+    return "export the step with fixed sizes"
 
 
 def _known(graph: Graph, name: str) -> str:

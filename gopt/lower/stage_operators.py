@@ -45,7 +45,8 @@ def transfer(node: Node, context: LoweringContext) -> Lowered:
 
         def calls() -> list[Node]:
             shown = [make(node, "Identity", [node.inputs[0]], output)] if shows else []
-            return [*(call("Send", node.inputs, [], peer) for peer in peers), *shown]
+            sent = node.inputs[: len(node.outputs)]  # behind them: what a later stage received ahead
+            return [*(call("Send", sent, [], peer) for peer in peers), *shown]
 
         return Lowered(("send", *peers), calls, absent=not shows)
     if member not in targets or not receives:

@@ -1,6 +1,7 @@
 """Fresh steps, one after the other; prints what was not right.
 
-``split``: on meshes that split the computation; ``kinds``: steps of the table ``KINDS``, ``only=NAME,…``: of these
+``split``: on meshes that split the computation; ``stages``: on stages of a pipeline; ``memory``: with values that are
+computed again or kept on the host; ``kinds``: steps of the table ``KINDS``, ``only=NAME,…``: of these
 structures; ``servers``: split between trainers and servers.
 """
 
@@ -12,7 +13,7 @@ import sys
 import time
 import traceback
 
-from whole_gen.judge import MESHES, SIZES, SPLIT, Verdict, drawn, is_due, judged
+from whole_gen.judge import MESHES, SIZES, SPLIT, STAGED, Verdict, drawn, drawn_memory, is_due, judged
 from whole_gen.kinds import of_seed
 from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
@@ -20,7 +21,8 @@ from whole_gen.steps import written
 
 def main() -> None:
     first, count = int(sys.argv[1]), int(sys.argv[2])
-    meshes = SPLIT if "split" in sys.argv else MESHES
+    meshes = SPLIT if "split" in sys.argv else STAGED if "stages" in sys.argv else MESHES
+    draw = drawn_memory if "memory" in sys.argv or "stages" in sys.argv else drawn
     only = next((word.removeprefix("only=") for word in sys.argv if word.startswith("only=")), "")
     table: collections.Counter[str] = collections.Counter()
     begun = time.time()
@@ -39,7 +41,7 @@ def main() -> None:
                 how = drawn_split(seed)
                 found = judged_split(make, drawn_split(seed), seed, told=seed % 2 == 0, verify=verify)
             else:
-                how = setting = drawn(seed, meshes, make(4, 1))
+                how = setting = draw(seed, meshes, make(4, 1))
                 found = judged(make, setting, seed, samples, verify=verify)
         except Exception:
             found = Verdict("test", traceback.format_exc()[-1500:])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 from helpers import stage_on
+from option_gen.make import PASSES, SCHEDULES
 from rank_files import Runner, Values
 from rank_simulator import World
 
@@ -28,6 +29,7 @@ from whole_gen.writer import Writer
 MESHES = ["shard=2", "shard=3", "dp=2", "dp=2,shard=2", "shard=2,dp=2", "shard=4", "shard=5", "dp=3"]
 SPLIT = ["tp=2", "tp=3", "shard=2,tp=2", "dp=2,tp=2", "tp=2,shard=2", "ep=2", "cp=2", "sp=2", "cp=2,tp=2"]
 SPLIT += ["shard=2,cp=2", "dp=2,ep=2", "h=2", "w=2", "shard=2,sp=2"]
+STAGED = ["pp=2", "pp=2", "pp=3", "pp=2,dp=2", "pp=2,shard=2", "shard=2,pp=2", "pp=2,tp=2", "dp=2,pp=2,shard=2"]
 STEPS = 3
 SIZES = (4, 4, 5, 2, 4, 6, 10)
 """Numbers of samples."""
@@ -93,6 +95,18 @@ def drawn(seed: int, meshes: Sequence[str] = MESHES, w: Writer | None = None) ->
     return Setting(mesh, options, r.random() < 0.5, r.random() < 0.15)
 
 
+def drawn_memory(seed: int, meshes: Sequence[str] = STAGED, w: Writer | None = None) -> Setting:
+    """A drawn setting whose ranks compute values again or keep them on the host; on stages in a drawn order."""
+    r, how = random.Random(seed * 37 + 11), drawn(seed, meshes, w)
+    if "pp" in how.mesh:
+        how.options["accumulate"] = r.choice([1, 2, 3, 4])
+        how.options["schedule"] = r.choice([None, None, None, *SCHEDULES])
+    for owner in ("recompute", "offload"):
+        if r.random() < 0.4:
+            how.options["passes"][owner] = {name: r.choice(values) for name, values in PASSES[owner].items()}
+    return how
+
+
 @dataclass
 class Verdict:
     kind: str
@@ -143,7 +157,10 @@ def judged(
             roles = RoleMap(states=dict(w.states) if how.told or w.told else {},
                             params={n: g.name for n, g in w.gradients.items()} if how.named else {},
                             statistics=w.stated)  # fmt: skip
-            sharded = gopt.shard(gopt.load(str(path), roles=roles), how.mesh, **{**how.options, **w.options})
+            options = {**how.options, **w.options}
+            if options.get("accumulate", 1) == 1:
+                options.pop("schedule", None)
+            sharded = gopt.shard(gopt.load(str(path), roles=roles), how.mesh, **options)
             sharded.write(folder / "ranks")
         except InvariantError as error:
             return Verdict("invariant", str(error))

@@ -64,8 +64,7 @@ class Copies:
         """Return whether a value is a moved parameter at hand. Then every reader of the backward has a copy, alive
         up to the reader: a copy for all readers would live through the backward of a block."""
         node = self.forward.makers[name]
-        operand = node.inputs[0]
-        return node.is_in(MOVES) and name not in self.forward.root and operand in self._states
+        return node.is_in(MOVES) and name not in self.forward.root and node.inputs[0] in self._states
 
     def _find_gathers(self) -> None:
         """Let copies read parameters from the second gather, if the backward has a gather."""

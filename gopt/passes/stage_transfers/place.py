@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from gopt.analysis.open_shapes import fix_sizes
 from gopt.analysis.training import Phase
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import SPMD, TRANSFER, Node
@@ -226,6 +227,9 @@ class StagePlacement:
             else:
                 needed.update(node.reads)
         self.rewriter.finish()
+        there = self.graph.producers().keys() | self.graph.inputs.keys()
+        for value, by_stage in self.names.items():
+            self.names[value] = {stage: name for stage, name in by_stage.items() if name in there}
 
     # --- tables ---
 
@@ -335,6 +339,12 @@ class StagePlacement:
         self, value: str, result: str, home: int, stage: int | None, maker: Node | None, phase: Phase,
         before: Node | None = None,
     ) -> None:  # fmt: skip
+        if not self.graph.types[value].static:
+            raise UnsupportedError(
+                f"pipeline stage {home} sends {show(value)} of the open shape {self.graph.types[value]}, and a stage "
+                "receives values of fixed sizes",
+                fix_sizes(self.program.source.graph),
+            )
         placement = self.plan.placement
         attributes = {
             "group": PIPELINE, "source": placement[home], "target": -1 if stage is None else placement[stage],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gopt.analysis.open_shapes import fix_sizes
 from gopt.analysis.statistic_points import Ring, RowQueue
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Node
@@ -79,7 +80,7 @@ class RowCalls:
             raise UnsupportedError(
                 f"--statistics {self.tensor}=gather: the number of rows {value!r} has is open, and ranks gather as "
                 "many as the file says",
-                "give its dimension a number: --dim NAME=NUMBER",
+                fix_sizes(self.program.source.graph),
             )
         source = self.program.source.graph.types.get(value)
         if source is not None and self.types.get(value) != source:
