@@ -1,4 +1,4 @@
-"""Open shapes: states whose elements cannot be shared out, and values that a pass takes at a fixed size alone."""
+"""Open shapes: states without elements to share out, and values of a pass without a fixed size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refuse_open_shapes(step: StepSkeleton) -> None:
 
 
 def fix_sizes(graph: Graph) -> str:
-    """The hint for a value of an open shape: how inputs get fixed sizes."""
+    """The hint for a value of an open shape: a command to fix the sizes of inputs."""
     tool = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
     for name, type in graph.inputs.items():
         symbols = [size for size in type.shape or () if isinstance(size, str)]

@@ -127,7 +127,8 @@ class _Finder:
 
     def _judge_kind(self, node: Node, owners: list[str]) -> None:
         """Judge a node that may be no standard operator."""
-        if node.domain == SPMD or (node.made_by and node.domain == COMM):  # the computation is split, and parts meet here
+        joins = node.domain == SPMD or (node.made_by and node.domain == COMM)
+        if joins:  # the computation is split, and parts meet here
             for of in owners:
                 self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} joins or cuts parts of it")
         elif (node.domain not in ("", "ai.onnx") or control_flow(node)) and (owners or id(node) in self._needed):
