@@ -1,7 +1,8 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--structures``, steps are drawn ones of ``whole_gen``. With ``--lives``, ranks of one setting train, and go on as trainers and servers, or as ranks of another setting. With
-``--numbers``, all that ranks compute is compared with the numbers of what the proof reads.
+With ``--structures``, steps are drawn ones of ``whole_gen``. With ``--lives``, ranks of one setting train, and go on as
+trainers and servers, or as ranks of another setting. With ``--numbers``, all that ranks compute is compared with the
+numbers of what the proof reads.
 """
 
 from __future__ import annotations
