@@ -272,8 +272,9 @@ class FolderCheck(NodeChecker):
         for state in self.manifest.states:
             number = self.states[state.tensor][2]
             self.where, self.subject = "the source", state.tensor
-            if state.kind is StateKind.STATISTIC and state.tensor not in self.chosen:
-                self._statistic(state.tensor, local.values[state.updated], number)
+            own = local.values.get(state.updated) if state.kind is StateKind.STATISTIC else None
+            if own is not None and state.tensor not in self.chosen:
+                self._statistic(state.tensor, own, number)
             elif update.values.get(state.updated) != number:
                 raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
         for name, number in self.shown.items():
@@ -313,6 +314,9 @@ class FolderCheck(NodeChecker):
 
     def _statistic(self, tensor: str, number: int, new: int) -> None:
         """A new statistic, as ranks combine it."""
+        self._lawful(tensor, self._statistic_due, tensor, number, new)
+
+    def _statistic_due(self, tensor: str, number: int, new: int) -> None:
         value, data = self.value(number), self.varying - {MICRO}
         if MICRO in self.varying:
             value = self.iterated(MICRO, [*map(self.value, (number, *self.states[tensor][1::-1]))], (-1,))
