@@ -145,7 +145,7 @@ class NodeChecker(PointValues):
             array = measured(node, self.shape(numbers[0]))
         elif len(arrays) == len(numbers) and len(results) == 1 and arrays and self.forms[root].op in CONSTANTS:
             if record_of(node).shape == 0:  # a number in every element, however many
-                array = np.broadcast_to(as_folded(node, [np.ones(1, np.int64)]), arrays[0])  # type: ignore[arg-type]
+                array = np.broadcast_to(as_folded(node, [np.ones(0, np.int64)]), arrays[0])  # type: ignore[arg-type]
             else:
                 to = dtype_name(node.attributes["to"]) if "to" in node.attributes else ""
                 array = arrays[0].astype(numpy_dtype(to)) if to and node.is_in(CASTS) else as_folded(node, arrays)
