@@ -9,6 +9,7 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.types import TensorType
 from gopt.operators.kinds import ELEMENTWISE
 
 
@@ -48,10 +49,10 @@ def refuse_open_shapes(step: StepSkeleton) -> None:
         )
 
 
-def fix_sizes(graph: Graph) -> str:
+def fix_sizes(inputs: Mapping[str, TensorType]) -> str:
     """The hint for a value of an open shape: a command to fix the sizes of inputs."""
     tool = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
-    for name, type in graph.inputs.items():
+    for name, type in inputs.items():
         symbols = [size for size in type.shape or () if isinstance(size, str)]
         if symbols or (type.shape is not None and not type.static):
             shape = ",".join(str(size) if isinstance(size, int) else "8" for size in type.shape or ())

@@ -100,12 +100,16 @@ def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:
             raise OptionError(
                 f"cannot read the pipeline at {text[position : position + 20]!r}", "write it as PASS{option=value},PASS"
             )
-        options = {}
+        options, key = dict[str, str](), ""
         for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
-            key, equals, value = part.partition("=")
-            if not equals:
+            option, equals, value = part.partition("=")
+            if equals:
+                key = option.strip()
+                options[key] = value.strip()
+            elif key:  # a list, such as what=states,activations
+                options[key] += f",{part}"
+            else:
                 raise OptionError(f"cannot read {part!r} in the options of {match[1]}", "write option=value")
-            options[key.strip()] = value.strip()
         items.append((match[1], options))
         position = match.end()
     if not items:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from option_gen.judge import judge
-from option_gen.make import Setting, outcomes
+from option_gen.make import Setting, outcomes, structure
 from products import part
 
 GOOD = ("right", "refused", "unconfirmed")
@@ -67,6 +67,12 @@ FOUND = [
     Setting("mlp_adamw", "pp=2", 0, 2, "drawn 21 2 2", {}),
     # The same, on tokens in parts.
     Setting("stream 1437", "pp=2,sp=4", 1, 2, "drawn 91757 2 2", {}),
+    # The check of a certificate had no value for a ConstantOfShape of no dimensions.
+    Setting("structure 104", "dp=2", 0, 1, None, {}),
+    # Gradients were rounded for the wire, and no rank sends any.
+    Setting("structure 217", "tp=2", 0, 3, None, {"shard": {"reduce-dtype": "float32"}}),
+    # The largest element of shares without elements.
+    Setting("written 333", "pp=2,shard=3", 1, 3, None, {"shard": {"bucket-mb": 0.01}}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
@@ -86,6 +92,13 @@ def test_a_sum_of_terms_that_a_stage_makes_is_scaled_once(tmp_path):
 @pytest.mark.parametrize("seed", part(range(400), 8))
 def test_ranks_of_drawn_options_are_right(seed, tmp_path):
     setting = Setting.draw(seed)
+    verdict = judge(setting, tmp_path)
+    assert verdict.outcome in outcomes(setting.step, *GOOD), verdict.why
+
+
+@pytest.mark.parametrize("seed", part(range(1000, 1400), 8))
+def test_ranks_of_drawn_structures_are_right(seed, tmp_path):
+    setting = Setting.draw(seed, structure(seed))
     verdict = judge(setting, tmp_path)
     assert verdict.outcome in outcomes(setting.step, *GOOD), verdict.why
 

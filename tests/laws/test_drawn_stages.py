@@ -20,13 +20,14 @@ from whole_gen.writer import Writer
 import gopt
 from gopt.errors import UnsupportedError
 
-LIMITS = (
-    "too few for|cannot be cut|a stage receives values of fixed sizes|bytes alive|reshard-after-forward=false|"
-    "^OptionError: tensor-parallel|no parameter can be split|no weights of experts|no input of the batch has|"
-    "a parameter of one element is not sharded|on the earlier stage|may be the new value|may replace any|replace no "
-    "input|is not a state|reads a local gradient|neither is a proof|cannot give the step of one large batch|"
-    "a value of one rank|follows the batch without a gradient|gathers whole rows"
-)
+LIMITS = "|".join([
+    "too few parameters for", "cannot be cut", "a stage receives values of fixed sizes", "bytes alive",
+    "reshard-after-forward=false", "^OptionError: tensor-parallel", "no parameter can be split",
+    "no weights of experts", "no input of the batch has", "a parameter of one element is not sharded",
+    "on the earlier stage", "may be the new value", "may replace any", "replace no input", "is not a state",
+    "reads a local gradient", "neither is a proof", "cannot give the step of one large batch", "a value of one rank",
+    "follows the batch without a gradient", "gathers whole rows",
+])  # fmt: skip
 """What a setting, or a step without a word on its states, may be refused for."""
 
 

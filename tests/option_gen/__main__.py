@@ -1,7 +1,8 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--lives``, ranks of one setting train, and go on as trainers and servers, or as ranks of another setting. With
-``--numbers``, all that ranks compute is compared with the numbers of what the proof reads.
+With ``--structures``, steps are drawn ones of ``whole_gen``. With ``--lives``, ranks of one setting train, and go on as
+trainers and servers, or as ranks of another setting. With ``--numbers``, all that ranks compute is compared with the
+numbers of what the proof reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import draws
 
 from option_gen import judge, life, numbers
-from option_gen.make import Setting
+from option_gen.make import Setting, structure
 
 KINDS: Mapping[str, tuple[Any, Callable[[Any, Path], draws.Verdict]]] = {
     "settings": (Setting, judge.judge), "lives": (life.Life, life.judge), "numbers": (numbers.Ranks, numbers.judge),
@@ -24,8 +25,8 @@ KINDS: Mapping[str, tuple[Any, Callable[[Any, Path], draws.Verdict]]] = {
 """What is drawn, and what judges it."""
 
 
-def one(seed: int, kind: str) -> draws.Case:
-    drawn, judged = KINDS[kind][0].draw(seed), KINDS[kind][1]
+def one(seed: int, kind: str, step: Callable[[int], str] | None) -> draws.Case:
+    drawn, judged = KINDS[kind][0].draw(seed, step and step(seed)), KINDS[kind][1]
     with tempfile.TemporaryDirectory() as folder:
         return draws.Case.of(seed, f"seed {seed}: {drawn.told()}", judged(drawn, Path(folder)))
 
@@ -34,8 +35,9 @@ def main() -> int:
     parser = draws.parser("option_gen", __doc__)
     parser.add_argument("--lives", action="store_const", dest="kind", const="lives", default="settings")
     parser.add_argument("--numbers", action="store_const", dest="kind", const="numbers")
+    parser.add_argument("--structures", action="store_const", dest="step", const=structure)
     options = parser.parse_args()
-    cases = draws.of_seeds(options, partial(one, kind=options.kind))
+    cases = draws.of_seeds(options, partial(one, kind=options.kind, step=options.step))
     return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
 
 

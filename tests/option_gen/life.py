@@ -44,8 +44,8 @@ class Life:
     engine: str = "threads"
 
     @classmethod
-    def draw(cls, seed: int) -> Life:
-        before, r = Setting.draw(seed), random.Random(f"life {seed}")
+    def draw(cls, seed: int, step: str | None = None) -> Life:
+        before, r = Setting.draw(seed, step), random.Random(f"life {seed}")
         ranks = (*Setting.draw(r.randrange(1 << 30), before.step).words(),)
         after = (ranks,) if r.random() < 0.7 else (split_words(r), ranks)
         return cls(before, after, "mpi" if r.random() < 0.1 else "threads")
@@ -115,7 +115,7 @@ def _trained(step: Path, home: Path, engine: str) -> tuple[Path, States]:
     path = [str(Path(__file__).parents[1])]
     data.write_text(f"import sys\nsys.path[:0] = {path}\nfrom option_gen.life import Batches\n"
                     f"batches = Batches({str(step)!r})\n")  # fmt: skip
-    words = [word for name in source.hyper for word in ("--set", f"{name}={float(sampling.hyper(source, name))}")]
+    words = [word for name in source.hyper for word in ("--set", f"{name}={sampling.hyper(source, name).item()}")]
     words += ["--data", f"{data}:batches", "--state", str(start), "--quiet"]
 
     def run(kept: Path, steps: int, by: str, *more: str) -> Path:

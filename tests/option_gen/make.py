@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -14,11 +14,21 @@ from typing import Any
 from drawn_schedules import draw
 from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
+from onnx import ModelProto
+from whole_gen.kinds import of_seed
+from whole_gen.steps import written as of_plan
 
 from gopt.schedules.schedule_file import to_text
 
 STREAM = "stream "
 """A step of ``mesh_gen``: this, and the seed of its recipe."""
+STRUCTURE, WRITTEN = "structure ", "written "
+"""Steps of ``whole_gen``, of the table of structures or not: this, and the seed."""
+STEPS: Mapping[str, Callable[[int], ModelProto]] = {
+    STREAM: lambda seed: make(Recipe.draw(seed)).model, STRUCTURE: lambda seed: of_seed(seed, SAMPLES, 1).model(),
+    WRITTEN: lambda seed: of_plan(seed, SAMPLES, 1).model(),
+}  # fmt: skip
+SAMPLES = 4
 DRAWN = "drawn "
 """A schedule of ``drawn_schedules``: this, and the seed, members and micro-batches."""
 SMALL = ("mlp_*", "cnn_*", "emb_*", "gpt_adamw", "optim/*", "sparse/*", "families/*", "real/mlp_*", "real/dropout_*")
@@ -50,7 +60,7 @@ PASSES: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a step is sharded. ``step``: a fixture, or a stream of tokens; ``passes``: options of passes."""
+    """How a step is sharded. ``step``: a fixture, or a drawn step; ``passes``: options of passes."""
 
     step: str
     mesh: str
@@ -86,10 +96,11 @@ class Setting:
 
     def file(self, folder: Path) -> Path:
         """The step's file: a fixture, or written into the folder."""
-        if not self.step.startswith(STREAM):
+        kind = next((kind for kind in STEPS if self.step.startswith(kind)), None)
+        if kind is None:
             return FIXTURES / f"{self.step}.onnx"
-        stream = make(Recipe.draw(int(self.step.removeprefix(STREAM))))
-        (folder / "step.onnx").write_bytes(stream.model.SerializeToString())
+        model = STEPS[kind](int(self.step.removeprefix(kind)))
+        (folder / "step.onnx").write_bytes(model.SerializeToString())
         return folder / "step.onnx"
 
     def told(self) -> str:
@@ -116,8 +127,13 @@ def written(word: str, folder: Path) -> str:
 
 
 def outcomes(step: str, *good: str) -> tuple[str, ...]:
-    """The ``good`` outcomes of a step: ranks of a stream of tokens may be unproven, too."""
-    return (*good, "unproven") if step.startswith(STREAM) else good
+    """The ``good`` outcomes of a step: ranks of a drawn step may be unproven, too."""
+    return (*good, "unproven") if step.startswith((*STEPS,)) else good
+
+
+def structure(seed: int) -> str:
+    """The name of a drawn step of a seed: of a structure, two of three times."""
+    return f"{STRUCTURE if seed % 3 else WRITTEN}{seed}"
 
 
 @cache

@@ -49,11 +49,11 @@ class Ranks:
     seed: int = 1
 
     @classmethod
-    def draw(cls, seed: int) -> Ranks:
+    def draw(cls, seed: int, step: str | None = None) -> Ranks:
         """Ranks of a seed. RAdam's rectification loses the digits of stored constants."""
-        setting, r = Setting.draw(seed), random.Random(f"numbers {seed}")
+        setting, r = Setting.draw(seed, step), random.Random(f"numbers {seed}")
         if "radam" in setting.step:
-            return cls.draw(seed + 1_000_003)
+            return cls.draw(seed + 1_000_003, step)
         return cls(setting, split_words(r) if r.random() < 0.25 else (), r.choice((1, 2)))
 
     def told(self) -> str:

@@ -48,6 +48,13 @@ def test_names_and_options_are_read():
     ]  # fmt: skip
 
 
+def test_a_list_is_one_value():
+    """The second word was read as an option of its own, so that such options fitted no ``--pipeline``."""
+    assert parse_pipeline("offload{what=states, activations,least=1B}") == [
+        ("offload", {"what": "states,activations", "least": "1B"})
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -364,7 +364,7 @@ def test_patterns_say_what_a_stage_has():
         ("pp=2", "fc1*|fd*", OptionError, "'fd.' matches no parameter"),
         ("pp=2", "fc1*+fc2*|fc1.weight", OptionError, "stage 1 has no parameter"),
         ("pp=2", "fc2*|fc1*", OptionError, "behind parameters of stage 1"),
-        ("pp=99", "", UnsupportedError, "too few for 99 pipeline stages"),
+        ("pp=99", "", UnsupportedError, "too few parameters for 99 pipeline stages"),
     ],
 )
 def test_what_is_no_pipeline_is_refused_by_name(mesh, stages, error, text):

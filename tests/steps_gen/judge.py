@@ -72,7 +72,7 @@ class Verdict:
 def excuse(plan: Plan, setting: Setting, why: str) -> str:
     """Why a step may be refused so; empty where it may not."""
     layers = 1 if plan.network == "flat-buffer" else len(plan.widths) - 1
-    if "too few for" in why and layers < Mesh.parse(setting.mesh).along("pp"):
+    if "too few parameters for" in why and layers < Mesh.parse(setting.mesh).along("pp"):
         return "fewer layers than stages"
     pairs = "may be the new value of" in why or "may replace any of" in why
     if setting.micro > 1 and (plan.gate == "accumulate" or {"dual", "kept"} & set(plan.rules)):

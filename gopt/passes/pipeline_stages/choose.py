@@ -28,7 +28,7 @@ def parameter_stages(training: TrainingGraph, stages: int, patterns: str) -> dic
     uses = _first_uses(training)
     if len(uses) < stages:
         raise UnsupportedError(
-            f"the forward reads {len(uses)} parameters one behind the other, too few for {stages} pipeline stages",
+            f"too few parameters for {stages} pipeline stages: {len(uses)} that the forward reads one behind the other",
             f"take at most {PIPELINE}={len(uses)}",
         )
     if patterns:

@@ -55,10 +55,11 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     layout = layout_of(program, options)
     rewriter = GraphRewriter(program.graph, "shard")
     scalars = ScalarReductions(rewriter, training.graph, updates, axis)
-    program.reduce_dtype = options.reduce_dtype.value if options.reduce_dtype is not None else ""
     groups = Groups(
         axis, program.mesh.replica_group, data if data is not None and program.mesh.size(data) > 1 else None
     )
+    if options.reduce_dtype is not None and groups.data is not None:  # else nothing is sent
+        program.reduce_dtype = options.reduce_dtype.value
     weights = LossWeights(program, rewriter, groups.data)
     reduction = GradientReduction(program, rewriter, groups, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS

@@ -343,7 +343,7 @@ class StagePlacement:
             raise UnsupportedError(
                 f"pipeline stage {home} sends {show(value)} of the open shape {self.graph.types[value]}, and a stage "
                 "receives values of fixed sizes",
-                fix_sizes(self.program.source.graph),
+                fix_sizes(self.program.source.graph.inputs),
             )
         placement = self.plan.placement
         attributes = {

@@ -80,7 +80,7 @@ class RowCalls:
             raise UnsupportedError(
                 f"--statistics {self.tensor}=gather: the number of rows {value!r} has is open, and ranks gather as "
                 "many as the file says",
-                fix_sizes(self.program.source.graph),
+                fix_sizes(self.program.source.graph.inputs),
             )
         source = self.program.source.graph.types.get(value)
         if source is not None and self.types.get(value) != source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gopt.analysis.open_shapes import fix_sizes
 from gopt.artifact.manifest_entries import InputKind
 from gopt.errors import InputError
 from gopt.ir.graph import Graph
@@ -26,13 +27,10 @@ class TrainerData:
         self._times = max(server_job.manifest.schedule.values())
         """Micro-steps of a step."""
         inputs = server_job.manifest.inputs_of(InputKind.BATCH)
-        for entry in inputs:
-            if not entry.type.static:
-                raise InputError(
-                    f"batch input {entry.name!r} has the open shape {entry.type}",
-                    "export the step at fixed sizes, and shard that",
-                )
         self._types: dict[str, TensorType] = {entry.name: entry.type for entry in inputs}
+        for name, type in self._types.items():
+            if not type.static:
+                raise InputError(f"batch input {name!r} has the open shape {type}", fix_sizes(self._types))
         order = self._job.order(self._times, self._manifest.samples_axis, once=server_job.faults.stop is not None)
         drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
         self._source = open_data(self._job.data, self._types, order, drawn)

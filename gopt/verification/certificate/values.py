@@ -438,7 +438,8 @@ class PointValues(PrimeField):
         record, present = operator(op), [of for of in operands if of is not None]
         attributes = full(op, attributes, self.opset)
         if op in JOINED:
-            return self.distinct(JOINED[op], self.elements(op, attributes, present, shape, JOINED[op], cut, terms))
+            elements = self.elements(op, attributes, present, shape, JOINED[op], cut, terms)
+            return self.distinct(JOINED[op], elements) if len(elements) else self.value(present[0], cut)
         if op in FUNCTIONS:
             return FUNCTIONS[op](self, present[0], cut, self.use(op, attributes, present, shape))
         values = self._some(op, [self.value(of, cut) for of in present], terms, self.lead)

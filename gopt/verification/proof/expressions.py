@@ -1028,11 +1028,16 @@ class Elements:
 
     def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
         ranges: dict[int, list[tuple[int, int]]] = {}
+        identity = -1
         for root, start, stop in pieces:
             nested = self.all[self.root(root)].op == op
             for within, low, high in self._extreme_parts(op, root) if nested else ((root, start, stop),):
-                if low < high and self.all[within].op != _IDENTITY[op]:
+                if self.all[within].op == _IDENTITY[op]:
+                    identity = within
+                elif low < high:
                     ranges.setdefault(within, []).append((low, high))
+        if not ranges and identity >= 0:
+            return self.view(identity, shape)
         parts = []
         for root, spans in sorted(ranges.items()):
             runs = merged(spans)
@@ -1056,7 +1061,7 @@ class Elements:
     def any_set(self, number: int) -> int | None:
         """Return whether a count of flags is above zero, as a flag; None for other numbers."""
         flags = self._flags(number)
-        return None if flags is None else self._extreme(LARGEST, flags)
+        return self._extreme(LARGEST, flags) if flags else None
 
     def _flags(self, number: int) -> list[Piece] | None:
         """The flags behind a count, or behind the largest of flags; None for other numbers."""
