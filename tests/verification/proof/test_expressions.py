@@ -180,8 +180,8 @@ class Drawn:
         sides = [tuple(runs if axis == dim else None for axis in range(len(shape)))
                  for runs in (joined([(0, at)]), joined([(at, shape[dim])]))]  # fmt: skip
         parts = [e.summed(e.take(scale, side), (dim,)) for side in sides]
-        for part, side in zip(parts, sides):
-            self.add(part, [taken(row, side).sum(dim, keepdims=True) for row in rows])
+        for own, side in zip(parts, sides):
+            self.add(own, [taken(row, side).sum(dim, keepdims=True) for row in rows])
         self.add(e.elementwise(e.added, parts), [row.sum(dim, keepdims=True) for row in rows])
 
     def choose(self) -> None:
