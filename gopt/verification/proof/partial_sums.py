@@ -331,8 +331,8 @@ class PartialSums(Boxes):
         return self.take(self.linear({result: factor}, after), rest)
 
     def _summed(self, atom: int, axes: tuple[int, ...]) -> SumOfTerm:
-        """The sum of a term, factors constant along the dimensions in front, and the sum alone, if a single one; factors made
-        of the sum beside.
+        """The sum of a term, factors constant along the dimensions in front; the sum alone, if a single one; the
+        factors beside, where made of the sum.
 
         Sums of a residual stream have the same terms again and again."""
         key = atom, axes, self.sealed
