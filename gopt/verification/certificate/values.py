@@ -458,9 +458,9 @@ class PointValues(PrimeField):
         if record.sums:
             return self.reduced(values[0], self.use(op, attributes, present, shape), shape)
         if record.elementwise and record.choosers:  # a term for each outcome
-            flag, one, other = (wide(value, self.lead, len(shape)) for value in values)
-            terms = self.times(flag, one), self.times(self.hashed("otherwise", flag), other)
-            return self.filled(self.plus(*terms) if arrays[0] is None else np.where(arrays[0], one, other), shape)
+            flag, *pair = (wide(value, self.lead, len(shape)) for value in values)
+            terms = map(self.times, (flag, self.hashed("otherwise", flag)), pair)
+            return self.filled(self.plus(*terms) if arrays[0] is None else np.where(arrays[0], *pair), shape)
         if op in PRODUCTS and (value := self._product(op, attributes, present, values, shape)) is not None:
             return value
         key = self.key(op, attributes, operands, slot)

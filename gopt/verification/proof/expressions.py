@@ -1000,7 +1000,7 @@ class Elements:
             if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
                 continue
             rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
-            finite = all(self.finite[each] for each in (number, *(factor for factor, _ in beside)))
+            finite = self.finite[number] and all(self.finite[factor] for factor, _ in beside)
             if len({factor > 0 for factor in rows.values()}) == 1 or finite:
                 for label in {label for parts in rows for label, _, _ in parts}:
                     rows = _joined_along(label, rows)
