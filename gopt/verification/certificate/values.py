@@ -457,9 +457,10 @@ class PointValues(PrimeField):
             return value
         if record.sums:
             return self.reduced(values[0], self.use(op, attributes, present, shape), shape)
-        if record.elementwise and record.choosers and arrays[0] is not None:
-            rows = [wide(value, self.lead, len(shape)) for value in values[1:]]
-            return self.filled(np.where(arrays[0], *rows), shape)
+        if record.elementwise and record.choosers:  # a term for each outcome
+            flag, *pair = (wide(value, self.lead, len(shape)) for value in values)
+            rows = map(self.times, (flag, self.hashed("otherwise", flag)), pair)
+            return self.filled(self.plus(*rows) if arrays[0] is None else np.where(arrays[0], *pair), shape)
         if op in PRODUCTS and (value := self._product(op, attributes, present, values, shape)) is not None:
             return value
         key = self.key(op, attributes, operands, slot)

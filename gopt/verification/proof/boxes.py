@@ -133,7 +133,11 @@ class Boxes(Movements):
         """Return whether a value is a part, or some of the terms, of a value of the source."""
         base = self._base(number)
         root = self.root(number if base is None else base[0])
-        return (self.all[root].operands[0] if self.all[root].op == PARTED else root) < self.of_ranks
+        part, beside = self._part_of_sum(root)
+        if self.all[self.root(part)].op == PARTED:
+            whole = self.all[self.root(part)].operands[0]
+            root = self.root(self.product(*zip((self.view(whole, self.shape(part)), 1), *beside))) if beside else whole
+        return root < self.of_ranks
 
     # --- boxes ---
 

@@ -29,6 +29,8 @@ Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
 Part: TypeAlias = tuple[Hashable, int, Runs]
 """An index of a sum, the number of its positions, and the ranges of positions that are added."""
+Factors: TypeAlias = tuple[tuple[int, int], ...]
+"""Expressions, and their exponents in a product."""
 NOWHERE: frozenset[str] = frozenset()
 LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, PARTED, REDUCED, COUNTED, ITERATED, INVERSE = (
     "linear", "product", "view", "flat", "take", "total", "parted", "reduced", "counted", "iterated", "inverse",
@@ -45,6 +47,7 @@ CONCAT, SUM = "in a row", "sum along"
 PERMUTED = "permuted"
 EXP = "Exp"
 LOG = "Log"
+CHOICE = "Where"
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 LOOKED_UP, ADDED = "rows", "rows added"
@@ -267,6 +270,8 @@ class Elements:
             traits = _SOME_ELEMENTS if some else _TRAITS.get(op, 0)
             if op == LINEAR or op in _PLACED:
                 traits = reduce(or_, map(self._traits.__getitem__, of), traits)
+            elif op == PRODUCT:
+                traits = reduce(or_, map(self._traits.__getitem__, of)) & SOME_TERMS
             self._traits.append(traits)
         return number
 
@@ -827,7 +832,7 @@ class Elements:
                 values = [operand if part is None else part[0] for part, operand in zip(parts, narrow)]
                 result.append((self.elementwise(make, values), *alike))
                 continue
-            ranged = [part for part in parts if part is not None and not self._single(part[0])]
+            ranged = [part for part in parts if part is not None and self._ranged[part[0]]]
             counts = {self.elements(root) or 0 for root, _, _ in ranged}
             aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
             before = min((start for _, start, _ in ranged), default=0)
@@ -840,7 +845,7 @@ class Elements:
                 start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
             values = []
             for part, operand in zip(parts, narrow):
-                if part is None or (ranged and self._single(part[0])):
+                if part is None or (not self._ranged[part[0]] and (ranged or length == 1)):
                     values.append(operand if part is None else self.narrow(part[0]))
                 elif aligned:
                     values.append(self.view(part[0], shape))
@@ -848,10 +853,6 @@ class Elements:
                     values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
             result.append((self.elementwise(make, values) if aligned else make(values), start, start + high - low))
         return self.flat(result)
-
-    def _single(self, number: int) -> bool:
-        """Return whether all elements of a value have an equal number, a known number in a single element."""
-        return not self._ranged[number] and (self._counts[number] != 1 or self.uniform(number) is not None)
 
     def _alike_parts(self, parts: Sequence[Piece | None]) -> tuple[int, int] | None:
         """The range of all parts, of values of one shape with several elements; None for other parts."""
@@ -985,27 +986,39 @@ class Elements:
         return result
 
     def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
-        """Parts of the terms of a sum, joined by the coefficient of each position."""
-        result: dict[int, Coefficient] = {}
-        sums: dict[tuple[int, int, Shape], dict[tuple[Part, ...], Coefficient]] = {}
-        for atom, factor in terms.items():
-            op, attributes, operands, _ = self.all[self.root(atom)]
+        """Parts of the terms of a sum, maybe beside factors, joined by the coefficient of each position."""
+        result = dict(terms)
+        sums: dict[tuple[int, int, Shape, Factors, Shape], dict[tuple[Part, ...], int]] = {}
+        for atom in terms:
+            part, beside = self._part_of_sum(self.root(atom))
+            op, attributes, operands, _ = self.all[self.root(part)]
             if op == PARTED:
                 core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
-                sums.setdefault((operands[0], core, self.shape(atom)), {})[indices] = factor
-            else:
-                result[atom] = factor
-        for (number, core, shape), rows in sums.items():
-            if len({factor > 0 for factor in rows.values()}) == 1 or self.finite[number]:
+                shape = self.shape(part if beside else atom)
+                sums.setdefault((operands[0], core, shape, beside, self.shape(atom)), {})[indices] = atom
+        for (number, core, shape, beside, after), atoms in sums.items():
+            if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
+                continue
+            rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
+            finite = self.finite[number] and all(self.finite[factor] for factor, _ in beside)
+            if len({factor > 0 for factor in rows.values()}) == 1 or finite:
                 for label in {label for parts in rows for label, _, _ in parts}:
                     rows = _joined_along(label, rows)
             for parts, factor in rows.items():
                 inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
                 if not parts and self.all[number].op == TOTAL:
                     inner = self.whole_total(self.all[number].operands[0])
-                atom = self.view(inner, shape)
-                result[atom] = result.get(atom, 0) + factor
+                inner = self.view(inner, shape)
+                whole = self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
+                for atom, change in self.terms(whole) if beside else ((whole, 1),):
+                    result[atom] = result.get(atom, 0) + factor * change
         return result
+
+    def _part_of_sum(self, number: int) -> tuple[int, Factors]:
+        """The only factor with some of the terms of a sum, and the other factors; else the value alone."""
+        pairs = tuple(self.factors(number)) if self._traits[number] & SOME_TERMS else ()
+        parts = [factor for factor, power in pairs if power == 1 and self.all[self.root(factor)].op == PARTED]
+        return (parts[0], tuple(pair for pair in pairs if pair[0] != parts[0])) if len(parts) == 1 else (number, ())
 
     # --- extremes of elements ---
 
@@ -1134,6 +1147,9 @@ class Elements:
                 return self._total((root, start, stop) for start, stop in spans)  # type: ignore[attr-defined]
             if op == PRODUCT:
                 return self._reduced_product(number, live)
+            if op == CHOICE and not self.varies[operands[0]] & live:
+                chosen = [operands[0], *(self.reduced(operand, live, "mean") for operand in operands[1:])]
+                return self.scaled(applied(self, op, attributes, chosen), self.size(live))
         return self._bound(how, live, number)
 
     def _reduced_product(self, number: int, axes: frozenset[str]) -> int:

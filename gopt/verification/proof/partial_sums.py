@@ -22,6 +22,7 @@ from gopt.verification.proof.expressions import (
     TOTAL,
     VIEW,
     Coefficient,
+    Factors,
     Part,
     Piece,
     Shape,
@@ -43,6 +44,8 @@ from gopt.verification.proof.zeros import are_zero
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
+SumOfTerm: TypeAlias = tuple[int, int | None, Factors]
+"""An expression, the sum in the expression, and factors beside."""
 
 
 def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
@@ -62,7 +65,7 @@ class PartialSums(Boxes):
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
         self._takes: dict[tuple[int, Selection], int] = {}
-        self._sums: dict[tuple[int, tuple[int, ...], bool], tuple[int, int | None]] = {}
+        self._sums: dict[tuple[int, tuple[int, ...], bool], SumOfTerm] = {}
         self.reaches: dict[int, Callable[[Hashable, Selection], Runs | None]] = {}
         """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
 
@@ -314,7 +317,8 @@ class PartialSums(Boxes):
         inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
         for dim in axes:
             factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
-        result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
+        row = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom, ())
+        result, core, beside = row
         for dim in inner_axes:
             runs = selection[dim]
             if runs is not None and core is None:  # a sum of several sums
@@ -322,11 +326,13 @@ class PartialSums(Boxes):
                 return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
             if runs is not None and core is not None:
                 result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
+        result = self.product(*zip((result, 1), *beside)) if beside else result
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
         return self.take(self.linear({result: factor}, after), rest)
 
-    def _summed(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
-        """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one.
+    def _summed(self, atom: int, axes: tuple[int, ...]) -> SumOfTerm:
+        """The sum of a term, factors constant along the dimensions in front; the sum alone, if a single one; the
+        factors beside, where made of the sum.
 
         Sums of a residual stream have the same terms again and again."""
         key = atom, axes, self.sealed
@@ -334,7 +340,7 @@ class PartialSums(Boxes):
             self._sums[key] = self._sum_of_term(atom, axes)
         return self._sums[key]
 
-    def _sum_of_term(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
+    def _sum_of_term(self, atom: int, axes: tuple[int, ...]) -> SumOfTerm:
         op, _, _, shape = self.all[atom]
         rank = len(shape or ())
         if op == PRODUCT:
@@ -348,15 +354,14 @@ class PartialSums(Boxes):
                 inner = self.summed(inner, [dim - short for dim in axes])
                 core = self.root(inner) if self.all[self.root(inner)].op in (SUM, TOTAL) else None
                 if core is not None and self.depend([factor for factor, _ in front], {core}):
-                    core = None  # with some of the terms, the factors would be others too
-                whole = self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
-                return whole, core
+                    return inner, core, tuple(front)
+                return self.product(*zip((inner, 1), *front)), core, ()
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
         if elements(after) == 1 and self.root(atom) == atom:
             result = self.total(atom, after)
-            return result, self.root(result) if self.all[self.root(result)].op == TOTAL else None
+            return result, self.root(result) if self.all[self.root(result)].op == TOTAL else None, ()
         result = self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
-        return result, result
+        return result, result, ()
 
     def _length(self, number: int, dim: int) -> int | str | None:
         """The length of a dimension counted from behind."""

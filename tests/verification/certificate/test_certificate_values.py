@@ -69,6 +69,21 @@ def test_an_operator_without_laws_acts_row_by_row():
     assert not equal(values, 6, 5)
 
 
+def test_a_choice_is_a_sum_of_a_term_for_each_outcome():
+    total, choice = ("sum", frozenset({"shard"})), ("Where", ())
+    values = table(
+        Line("batch", "x", (), (4,)), Line("state", "r", (), (4,)), Line("state", "c", (), ()),
+        Line(*choice, (3, 1, 2), (4,)), Line("reduced", total, (4,), (4,)), Line("reduced", total, (1,), (4,)),
+        Line("linear", (2,), (2,), (4,)), Line(*choice, (3, 6, 7), (4,)), Line(*choice, (3, 6, 2), (4,)),
+        Line(*choice, (3, 7, 6), (4,)), Line("linear", (), (), (4,)), Line(*choice, (3, 6, 11), (4,)),
+        Line(*choice, (3, 11, 7), (4,)), Line("linear", (1, 1), (12, 13), (4,)),
+        Line("linear", (1, -1), (6, 7), (4,)), Line(*choice, (3, 15, 11), (4,)), Line("linear", (1, 1), (7, 16), (4,)),
+    )  # fmt: skip
+    assert equal(values, 5, 8) and equal(values, 14, 8)
+    assert not equal(values, 5, 9) and not equal(values, 10, 8), "what is kept once, and the other outcome"
+    assert not equal(values, 17, 8), "what may be no number is read for one outcome alone"
+
+
 def test_exponentials_of_sums_are_products():
     values = table(
         Line("state", "x", (), (4,)), Line("state", "y", (), (4,)), Line("linear", (1, -2), (1, 2), (4,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, product
 
@@ -13,7 +14,7 @@ from products import part
 from gopt.verification.proof.constants import simplest, taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INVERSE, LARGEST, ONE, SMALLEST, broadcast
+from gopt.verification.proof.expressions import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, applied, broadcast
 from gopt.verification.proof.selections import joined
 
 EXTENTS = {"dp": 2, "shard": 3}
@@ -163,6 +164,43 @@ class Drawn:
             self.add(whole, [value.sum(dim, keepdims=True) for value in sums])
             self.add(totals[0], [taken(value, sides[0] if at else sides[1]).sum(dim, keepdims=True) for value in sums])
 
+    def fractions(self) -> None:
+        """Parts of sums along a dimension of a value that is divided by, or multiplied with, its own sum."""
+        number, values = self.random.choice(self.pool)
+        shape, e = values[0].shape, self.expressions
+        if not shape or not 0 < values[0].size < 13 or any((np.abs(value) < 1e-3).any() for value in values):
+            return
+        dim, power = self.random.randrange(len(shape)), self.random.choice([-1, 1])
+        sums = [value.sum(dim, keepdims=True) for value in values]
+        if any((np.abs(value) < 1e-3).any() for value in sums):
+            return
+        scale = e.elementwise(lambda pair: e.product(pair, (1, power)), [number, e.summed(number, (dim,))])
+        rows = [value * total ** float(power) for value, total in zip(values, sums)]
+        at = self.random.randrange(shape[dim] + 1)
+        sides = [tuple(runs if axis == dim else None for axis in range(len(shape)))
+                 for runs in (joined([(0, at)]), joined([(at, shape[dim])]))]  # fmt: skip
+        parts = [e.summed(e.take(scale, side), (dim,)) for side in sides]
+        for own, side in zip(parts, sides):
+            self.add(own, [taken(row, side).sum(dim, keepdims=True) for row in rows])
+        self.add(e.elementwise(e.added, parts), [row.sum(dim, keepdims=True) for row in rows])
+
+    def choose(self) -> None:
+        """A choice by flags, reduced over members."""
+        if (chosen := self.alike(2)) is None:
+            return
+        varies = frozenset(axis for axis in EXTENTS if self.random.random() < 0.3)
+        axes = [axis for axis in EXTENTS if self.random.random() < 0.7]
+        name, shape = f"flag{len(self.pool)}", self.random.choice([(), *(values[0].shape for _, values in chosen)])
+        by_index: dict[tuple[int, ...], np.ndarray] = {}
+        flags = [by_index.setdefault(tuple(place[axis] for axis in sorted(varies)), self.numbers.random(shape) < 0.5)
+                 for place in PLACES]  # fmt: skip
+        self.leaves[name] = flags
+        flag = self.expressions.leaf("batch", name, shape, varies)
+        number = applied(self.expressions, CHOICE, (), [flag, *(number for number, _ in chosen)])
+        values = [np.where(row, *pair) for row, *pair in zip(flags, *(values for _, values in chosen))]
+        self.add(number, values)
+        self.over_members(number, values, axes)
+
     def concatenate(self) -> None:
         chosen = [self.random.choice(self.pool) for _ in range(2)]
         shapes = [values[0].shape for _, values in chosen]
@@ -225,9 +263,10 @@ class Drawn:
         shape = self.random.choice([(3,), (4,), (2, 3), (2, 6)])
         self.add(self.expressions.linear({number: 1}, shape), [np.full(shape, value.item()) for value in values])
 
-    def over_members(self) -> None:
-        number, values = self.random.choice(self.pool)
-        axes = [axis for axis in EXTENTS if self.random.random() < 0.6]
+    def over_members(self, number: int = -1, values: Sequence[np.ndarray] = (), axes: Sequence[str] = ()) -> None:
+        if number < 0:
+            number, values = self.random.choice(self.pool)
+            axes = [axis for axis in EXTENTS if self.random.random() < 0.6]
         how = self.random.choice(["sum", "mean", "max", "min"])
         by = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[how]
         groups = [[v for v, other in zip(values, PLACES) if all(other[a] == place[a] for a in EXTENTS if a not in axes)]
@@ -254,7 +293,7 @@ def parted(expressions: Expressions, whole: int, core: int, parts: tuple[tuple[o
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
     "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
-    "logarithm", "seal", "pad", "spread",
+    "logarithm", "seal", "pad", "spread", "fractions", "choose",
 ]  # fmt: skip
 
 
@@ -390,6 +429,47 @@ def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():
     assert e.reduced(e.product([inner, alike], [1, 1]), ["dp"], "sum") == both
     moved = e.reduced(e.product([inner, apart, alike], [1, 1, 1]), ["dp", "shard"], "sum")
     assert moved != e.reduced(e.product([x, apart, alike], [1, 1, 1]), ["dp", "shard"], "sum")
+
+
+@pytest.mark.parametrize("power", [-1, 1])
+def test_parts_of_a_sum_beside_factors_that_are_made_of_the_sum_are_the_sum(power):
+    """The sum of a softmax: all terms are divided by the sum of all, and ranks add up their own."""
+    e = Expressions({})
+    x, y = e.exp(e.leaf("state", "x", (4, 6))), e.leaf("state", "y", (4, 1))
+    shares = e.product([x, e.summed(x, (1,)), y], [1, power, 1])
+    whole = e.summed(shares, (1,))
+    e.seal()
+
+    def some(*ends):
+        parts = [e.summed(e.take(shares, (None, (end,))), (1,)) for end in ends]
+        return e.elementwise(e.added, parts)
+
+    assert some((0, 2), (2, 6)) == some((0, 2), (2, 3), (3, 6)) == whole
+    assert some((0, 2), (3, 6)) != whole != some((0, 2), (2, 6), (2, 6))
+    assert e.elementwise(e.added, [some((0, 4)), some((2, 6))]) != whole
+    rest = e.elementwise(lambda pair: e.added(pair, (1, -1)), [some((0, 4)), some((2, 4))])
+    assert (rest == some((0, 2))) == (power == 1), "0 / 0 does not vanish"
+    own = e.product([e.summed(e.take(x, (None, ((0, 2),))), (1,)), e.summed(x, (1,)), y], [1, power, 1])
+    assert own == some((0, 2))
+    other = e.product([e.summed(e.take(x, (None, ((0, 2),))), (1,)), e.summed(e.take(x, (None, ((0, 2),))), (1,)), y],
+                      [1, power, 1])  # fmt: skip
+    assert e.elementwise(e.added, [other, some((2, 6))]) != whole
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_a_choice_that_all_members_make_alike_is_the_choice_of_sums(how):
+    e = Expressions({"dp": 2})
+    x, r = e.leaf("batch", "x", (4,), frozenset({"dp"})), e.leaf("state", "r", (4,))
+    alike, apart = e.leaf("state", "c", ()), e.leaf("batch", "c", (), frozenset({"dp"}))
+
+    def choice(flag, *values):
+        return applied(e, CHOICE, (), [flag, *values])
+
+    times, mean = 2 if how == "sum" else 1, e.reduced(x, ["dp"], "mean")
+    assert e.reduced(choice(alike, x, r), ["dp"], how) == e.scaled(choice(alike, mean, r), times)
+    assert e.reduced(choice(apart, x, r), ["dp"], how) != e.scaled(choice(apart, mean, r), times)
+    assert e.reduced(choice(alike, r, x), ["dp"], how) != e.scaled(choice(alike, mean, r), times)
+    assert e.reduced(choice(alike, x, r), ["dp"], "max") != choice(alike, mean, r)
 
 
 def test_what_may_be_no_number_does_not_vanish():

@@ -59,6 +59,22 @@ def test_elements_that_all_have_one_number_are_no_part(e):
     assert e.flat([(spread, 0, 3), (x, 0, 1)]) != e.linear({s: 1}, (4,))
 
 
+def test_an_element_times_a_number_is_an_element_of_the_multiple(e):
+    """Two losses in a row, each by a weight of its own: a rank has one of the weights, and the loss."""
+    x, s, t = e.leaf("state", "x", (2,)), e.leaf("batch", "s", ()), e.leaf("batch", "t", ())
+    row = e.concatenated([e.view(s, (1,)), e.view(t, (1,))], 0)
+
+    def times(values):
+        return e.elementwise(lambda pair: e.product(pair, (1, 1)), values)
+
+    whole = times([x, row])
+    e.seal()
+    for at, number in enumerate((s, t)):
+        part = e.take(x, (((at, at + 1),),))
+        assert times([part, e.view(number, (1,))]) == e.take(whole, (((at, at + 1),),))
+        assert times([part, e.view((t, s)[at], (1,))]) != e.take(whole, (((at, at + 1),),))
+
+
 def test_a_sum_of_one_element_is_the_element(e):
     x, y = e.leaf("state", "x", (3,)), e.apply("Sqrt", (), [e.leaf("state", "y", (3,))], (3,))
     for value in (x, y, e.added([x, y])):

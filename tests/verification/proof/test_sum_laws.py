@@ -114,3 +114,48 @@ def test_merged_parts_of_attention_are_never_different(name: str, tmp_path: Path
     assert proof(source, [right] * 2, keys, tmp_path).verdict is not ProofVerdict.DIFFERENT
     text = MERGED[name].replace(reduced("l", "ls"), "ls = Identity(l) ").replace("Mul(l,f)", "Mul(l,m)")
     assert proof(source, [model(signature, text, constants)] * 2, keys, tmp_path).verdict is ProofVerdict.DIFFERENT
+
+
+# --- sums of shares ---------------------------------------------------------------------------------------------------
+
+SHARES = "q = Div(e,s) w = Mul(q,y) {} o = Mul(q,t)"
+
+
+@pytest.mark.parametrize("wrong", ["", "t = Identity(u)", reduced("u", "t", "mean"), reduced("q", "t"), "t = Add(u,u)"])
+def test_the_sum_of_a_softmax_is_the_sum_of_the_shares_of_all_ranks(wrong: str, tmp_path: Path) -> None:
+    """Each share is divided by the sum of which a rank has some terms, as in the gradient of a log-softmax."""
+    axis, rest = "int64[1] a={1}", "float[4,1] y) => (float[4,{}] o)"
+    text = "e = Exp(x) s = ReduceSum(e,a) " + SHARES.format("t = ReduceSum(w,a)")
+    source = model(f"(float[4,8] x, {rest.format(8)}", text, axis)
+    call = f"u = ReduceSum(w,a) {wrong or reduced('u', 't')}"
+    rank = model(f"(float[4,4] x, {rest.format(4)}", f"e = Exp(x) l = ReduceSum(e,a) {reduced('l', 's')}"
+                 + SHARES.format(call), axis)  # fmt: skip
+    columns = {"split": ["", "tp"]}
+    verdict = proof(source, [rank] * 2, {"inputs": {"x": columns}, "outputs": {"o": columns}}, tmp_path).verdict
+    assert verdict is (ProofVerdict.DIFFERENT if wrong else ProofVerdict.PROVEN)
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+CHOICES = {
+    "the choice of the mean": (f"{reduced('t', 'm', 'mean')} o = Where(c,m,r)", True),
+    "the mean of choices": (f"m = Where(c,t,r) {reduced('m', 'o', 'mean')}", True),
+    "half the sum of choices": (f"m = Where(c,t,r) {reduced('m', 's')} o = Mul(s,h)", True),
+    "the choice of the sum": (f"{reduced('t', 'm')} o = Where(c,m,r)", False),
+    "the sum of choices": (f"m = Where(c,t,r) {reduced('m', 'o')}", False),
+    "the other choice": (f"{reduced('t', 'm', 'mean')} o = Where(c,r,m)", False),
+    "the largest of choices": (f"m = Where(c,t,r) {reduced('m', 'o', 'max')}", False),
+    "another choice of each": (f"b = Less(t,r) {reduced('t', 'm', 'mean')} o = Where(b,m,r)", False),
+    "half of what is kept": (f"k = Mul(r,h) m = Where(c,t,k) {reduced('m', 'o', 'mean')}", False),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_mean_of_what_all_members_choose_alike_is_the_choice_of_the_mean(name: str, tmp_path: Path) -> None:
+    text, right = CHOICES[name]
+    signature = "(float[4] x, float[4] r, bool[4] c) => (float[4] o)"
+    source = model(signature, "t = Tanh(x) o = Where(c,t,r)")
+    relation = {"mesh": {"dp": 2}, "inputs": {"x": {"own": True}}, "outputs": {"o": {"mean": "dp"}}}
+    rank = model(signature, f"t = Tanh(x) {text.replace('tp', 'dp')}", "float h={0.5}")
+    verdict = proof(source, [rank] * 2, relation, tmp_path).verdict
+    assert verdict is (ProofVerdict.PROVEN if right else ProofVerdict.DIFFERENT)

@@ -1,0 +1,58 @@
+"""Drawn steps of every structure on drawn meshes: ranks are proven, and the checker follows the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+from products import part
+from whole_gen.judge import MESHES, SIZES, SPLIT, STAGED, drawn_memory
+from whole_gen.kinds import of_seed
+
+import gopt
+from gopt.analysis.role_map import RoleMap
+from gopt.errors import GoptError
+from gopt.verification.certificate.check import check
+
+FOUND = [
+    # A sum of shares of a softmax: ranks have some of the terms, beside a factor that is made of the sum.
+    (20163, SPLIT), (20139, SPLIT), (20164, SPLIT),
+    # Losses in a row, each by an element of a parameter that ranks have in parts.
+    (20669, SPLIT),
+    # A statistic that stays where a gradient is not finite: the mean of what all ranks choose alike.
+    (20688, SPLIT), (30049, STAGED),
+]  # fmt: skip
+
+
+def sharded(seed: int, meshes: Sequence[str], folder: Path) -> Path:
+    """The ranks of a step on a mesh, both drawn."""
+    w = of_seed(seed, SIZES[seed % len(SIZES)], 1)
+    how = drawn_memory(seed, meshes, w)
+    onnx.save(w.model(), folder / "step.onnx")
+    gradients = {name: gradient.name for name, gradient in w.gradients.items()} if how.named else {}
+    roles = RoleMap(states=dict(w.states), params=gradients, statistics=w.stated)
+    options = {**how.options, **w.options}
+    if options.get("accumulate", 1) == 1:
+        options.pop("schedule", None)
+    try:
+        gopt.shard(gopt.load(folder / "step.onnx", roles=roles), how.mesh, **options).write(folder / "ranks")
+    except GoptError as error:
+        pytest.skip(f"gopt shard refuses it: {error}")
+    return folder / "ranks"
+
+
+@pytest.mark.parametrize("seed, meshes", part(FOUND, 3))
+def test_what_was_unproven_is_proven_and_the_checker_follows(seed, meshes, tmp_path):
+    ranks = sharded(seed, meshes, tmp_path)
+    assert gopt.prove(ranks, certificate=tmp_path / "certificate").proven
+    found = check(ranks, (tmp_path / "certificate").read_text())
+    assert found.fault is None and found.lemmas.keys() <= {"what may be no number"}, found
+
+
+@pytest.mark.parametrize("meshes", [MESHES, SPLIT, STAGED], ids=["data", "split", "stages"])
+@pytest.mark.parametrize("seed", part(range(50_000, 50_400), 1))
+def test_a_drawn_structure_is_proven(seed, meshes, tmp_path):
+    proof = gopt.prove(sharded(seed, meshes, tmp_path))
+    assert proof.proven, proof.open()
