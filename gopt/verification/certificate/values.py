@@ -259,6 +259,9 @@ class PointValues(PrimeField):
             return self.value(operands[0], (*cut, tuple(attributes[:2])))
         if (form := self._extreme(at)) and operator(op).name == "":
             return self.distinct(form, self.spread(at, form, cut))
+        if op == "constant" and attributes[0] in ("int32", "int64") and prod(shape) == 1:
+            number = self.element(int(np.frombuffer(attributes[1], attributes[0])[0]))
+            return np.full([1] * lead + [*shape], number)
         if not operands and op not in ("one", "linear"):
             front = [size if axis in self.varies[at] else 1 for axis, size in self.extents.items()]
             return self.drawn((*front, *shape), op, attributes, (at, None) in cut)

@@ -34,7 +34,7 @@ class ConstantTable:
     """Numbers of constants, and the values behind expressions without operands or laws."""
 
     def __init__(self, expressions: Expressions) -> None:
-        self.expressions = expressions
+        self.expressions, expressions.stored = expressions, self.number
         self.arrays = expressions.arrays
         """Whole numbers and flags of at most ``SMALL`` elements, by number."""
         self.values: dict[Expression, np.ndarray] = {}

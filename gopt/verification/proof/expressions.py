@@ -16,6 +16,8 @@ from math import prod
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias, cast
 
+import numpy as np
+
 from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
 from gopt.operators.operator import Slope
@@ -68,10 +70,10 @@ _PLACED = frozenset({VIEW, FLAT, TAKE})
 _FEW = 4
 """Operands up to which an expression is hashed with its attributes."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
-_SOME_ELEMENTS, _MOVED, SOME_TERMS, _VANISHED = 1, 2, 4, 8
-"""Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, part of a sum, and 0
-times a term that may be no number."""
-_TRAITS = {ITERATED: _MOVED, PARTED: SOME_TERMS}
+_SOME_ELEMENTS, _MOVED, SOME_TERMS, _VANISHED, _STORED = 1, 2, 4, 8, 16
+"""Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, part of a sum, 0 times
+a term that may be no number, and stored values."""
+_TRAITS = {ITERATED: _MOVED, PARTED: SOME_TERMS, "constant": _STORED}
 ONE = 0
 """The number of the constant one."""
 Coefficient: TypeAlias = int | Fraction
@@ -224,6 +226,10 @@ class Elements:
         self._facts: tuple[list[Any], ...] = (
             self.varies, self.finite, self._counts, self._ranged, self._direct, self._traits,
         )  # fmt: skip
+        self.arrays: dict[int, np.ndarray] = {}
+        """Whole numbers and flags of small constants, by number."""
+        self.stored: Callable[[np.ndarray], int] | None = None
+        """Makes the expression of whole numbers."""
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
@@ -390,6 +396,8 @@ class Elements:
             total = self._joined_parts(total)
         if joined & _MOVED:
             total = self._moved_starts(total)
+        if joined & _STORED:
+            total = self._joined_wholes(total)
         atoms = sorted(total)
         vanished = joined and not all(total.values())
         if vanished:
@@ -424,6 +432,22 @@ class Elements:
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is a number wherever all terms are; only boxes.py knows such values."""
         return False
+
+    def _joined_wholes(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which single stored whole numbers are one, absent beside others where zero."""
+        stored = {atom: self.arrays[atom] for atom in terms if self._counts[atom] == 1 and atom in self.arrays}
+        wholes = {atom: array for atom, array in stored.items() if array.dtype.kind == "i"}
+        types = {array.dtype for array in wholes.values()}
+        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or self.stored is None:
+            return terms
+        rest = {atom: factor for atom, factor in terms.items() if atom not in wholes}
+        total, type = Fraction(sum(int(wholes[atom].item()) * terms[atom] for atom in wholes)), types.pop()
+        if total.denominator != 1 or abs(total) >= int(np.iinfo(type).max):
+            return terms
+        if total or not rest:
+            shape = max((array.shape for array in wholes.values()), key=len)
+            rest[self.stored(np.full(shape, int(total), type))] = 1
+        return rest
 
     def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Terms in which a state plus the sum of all changes is the state after all micro-steps.

@@ -10,8 +10,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import gcd, prod
 from typing import Any, NamedTuple, TypeAlias, cast
 
-import numpy as np
-
 from gopt.verification.proof.expressions import (
     CONCAT,
     FLAT,
@@ -199,8 +197,6 @@ class Movements(Elements):
         self.of_ranks = 0
         """The first number behind the source's."""
         self._stretches: dict[int, Stretches] = {}
-        self.arrays: dict[int, np.ndarray] = {}
-        """Whole numbers and flags of small constants, by number."""
         self._moved: dict[Hashable, list[int]] = {}
         """The movements of the source, by shape and ends."""
 

@@ -84,6 +84,17 @@ def test_a_choice_is_a_sum_of_a_term_for_each_outcome():
     assert not equal(values, 17, 8), "what may be no number is read for one outcome alone"
 
 
+def test_stored_whole_numbers_are_added_up():
+    def stored(value: int, dtype: str = "int64") -> Line:
+        return Line("constant", (dtype, np.array(value, dtype).tobytes()), (), ())
+
+    values = table(
+        stored(5), stored(10), stored(-5), Line("linear", (2,), (1,), ()), Line("linear", (1, 1), (1, 3), ()),
+        stored(0), stored(5, "uint8"),
+    )  # fmt: skip
+    assert equal(values, 4, 2) and equal(values, 5, 6) and not equal(values, 1, 2) and not equal(values, 7, 1)
+
+
 def test_exponentials_of_sums_are_products():
     values = table(
         Line("state", "x", (), (4,)), Line("state", "y", (), (4,)), Line("linear", (1, -2), (1, 2), (4,)),
