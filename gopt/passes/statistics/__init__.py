@@ -96,7 +96,7 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
 
 
 def _on_one_rank(program: SpmdProgram, states: Sequence[State], readers: Mapping[str, Sequence[Node]]) -> PassResult:
-    """Let the update read the old values of statistics that the micro-steps of one rank move."""
+    """Let the update read old values of statistics moved by the micro-steps of one rank."""
     read = [state for state in states if state.tensor in readers]
     if not read:
         return PassResult(note="one rank" if states else "no statistics")
@@ -113,7 +113,7 @@ def _on_one_rank(program: SpmdProgram, states: Sequence[State], readers: Mapping
 
 
 def _read_apart(program: SpmdProgram, update: Mapping[str, list[Node]]) -> Mapping[str, list[Node]]:
-    """Statistic that micro-steps move and the update reads as before -> the readers. Raises UnsupportedError where
+    """Statistic moved by micro-steps, read as before by the update -> the readers. Raises UnsupportedError where
     ranks share samples: the reader may be split, or on another stage."""
     apart = update if program.micro_steps > 1 else {}
     if apart and program.mesh.data_ranks < program.mesh.ranks:

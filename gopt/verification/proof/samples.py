@@ -26,7 +26,7 @@ LARGE = {2: 4.0}
 APART = 1e-9
 """The distance of two values, relative to the largest element, from which they differ: both are of float64."""
 ROUNDED = {"float32": 1e-6, "float16": 1e-2, "bfloat16": 1e-1}
-"""The distance where ranks round gradients to a type: about ten last places."""
+"""Type of rounded gradients -> the distance: about ten last places."""
 NOISE = 1e-13
 """The largest distance of two values that may be rounding alone, as of a difference of equal numbers."""
 
@@ -95,7 +95,7 @@ class CounterExamples:
     def __init__(
         self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable, narrow: str = ""
     ) -> None:
-        """``narrow``: the type for which ranks round gradients beside the source, or ''."""
+        """``narrow``: the type of gradients rounded by ranks alone, or ''."""
         self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
         self._apart = ROUNDED.get(narrow, APART)
         self._values: dict[int, ExpressionValues] = {}
