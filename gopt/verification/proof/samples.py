@@ -107,13 +107,13 @@ class CounterExamples:
                 leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
                 self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # as of the mean of nothing
-                example = _difference(*self._values[seed].values((actual, expected), coordinates), self._apart)
+                example = _difference(self._apart, *self._values[seed].values((actual, expected), coordinates))
             if example is not None:
                 return example
         return None
 
 
-def _difference(actual: np.ndarray, expected: np.ndarray, distance: float) -> CounterExample | None:
+def _difference(distance: float, actual: np.ndarray, expected: np.ndarray) -> CounterExample | None:
     """The element with the largest difference; None for equal values, by a distance relative to the largest."""
     one, two = (np.asarray(value, np.float64).reshape(-1) for value in (actual, expected))
     if one.shape != two.shape:
