@@ -274,7 +274,7 @@ class FolderCheck(NodeChecker):
             self.where, self.subject = "the source", state.tensor
             own = local.values.get(state.updated) if state.kind is StateKind.STATISTIC else None
             if own is not None and state.tensor not in self.chosen:
-                self._statistic(state.tensor, own, number)
+                self._lawful(state.tensor, self._statistic, state.tensor, own, number)
             elif update.values.get(state.updated) != number:
                 raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
         for name, number in self.shown.items():
@@ -290,7 +290,7 @@ class FolderCheck(NodeChecker):
             self.chosen.add(tensor)
             if rule != "new" or tensor not in self.states:
                 raise WrongLine(f"rule {rule} of {tensor}", "rule new of a state")
-            self._statistic(tensor, local.values[name], number)
+            self._lawful(tensor, self._statistic, tensor, local.values[name], number)
             return int(number)
         gradient = "parameter" in line
         _, of, _, number = self.take(line, "combined", "parameter" if gradient else "shared", "rule", "number")
@@ -314,9 +314,6 @@ class FolderCheck(NodeChecker):
 
     def _statistic(self, tensor: str, number: int, new: int) -> None:
         """A new statistic, as ranks combine it."""
-        self._lawful(tensor, self._statistic_due, tensor, number, new)
-
-    def _statistic_due(self, tensor: str, number: int, new: int) -> None:
         value, data = self.value(number), self.varying - {MICRO}
         if MICRO in self.varying:
             value = self.iterated(MICRO, [*map(self.value, (number, *self.states[tensor][1::-1]))], (-1,))
