@@ -25,6 +25,8 @@ FOUND = [
     (20688, SPLIT), (30049, STAGED),
     # Flags in one number: ranks without elements add a stored zero.
     (1379, MESHES),
+    # A single sample of a rank, of which all ranks of another axis have some terms.
+    (20856, SPLIT),
 ]  # fmt: skip
 RINGS = [(1359, MESHES), (1081, MESHES), (1296, MESHES), (20876, SPLIT), (30418, STAGED)]
 """Rows of all ranks in a ring, behind a pointer: statistics that ranks reduce on the way have no certificate."""
