@@ -679,6 +679,11 @@ class Elements:
             return self.linear({ONE: value}, shape)
         return self._number(VIEW, None, (number,), shape)
 
+    def spread(self, number: int, shape: Shape) -> int:
+        """The same elements in another shape, a single one in all elements."""
+        more = self._counts[number] == 1 != elements(shape)
+        return self.linear({number: 1}, shape) if more else self.view(number, shape)
+
     def root(self, number: int) -> int:
         """The expression under a view."""
         expression = self.all[number]

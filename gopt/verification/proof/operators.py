@@ -138,7 +138,7 @@ class NodeReader:
         operator."""
         boxes = [self.expressions.box(operand) for operand in operands]
         record = record_of(node)
-        if all(box is None for box in boxes) or record.dims is None or record.elementwise or draws(node):
+        if record.dims is None or record.elementwise or draws(node) or not self._are_parts(node, operands, boxes):
             return None
         use = self.use(node, operands, shapes)
         if use is None:
@@ -158,11 +158,20 @@ class NodeReader:
         known = results is not None and self.core(results[0]) < self.expressions.of_ranks
         return results[0] if results is not None and known else None
 
+    def _are_parts(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> bool:
+        """Return whether some operands are parts, also of the source's that the operator does not read there."""
+        if any(boxes) or not self.expressions.sealed:
+            return any(boxes)
+        parts = (operand for operand in operands if self.expressions.raw(operand))
+        return any(not self.expressions.readers(node.op_type, operand) for operand in parts)
+
     def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
-        """The boxes of operands, and boxes in which one is of a whole value of another shape."""
-        yield boxes
+        """The boxes of operands, and boxes in which one is of a whole value of another shape, or under the source's
+        part."""
+        yield from [boxes] if any(boxes) else []
         for slot, box in enumerate(boxes):
-            for reshaped in self.expressions.boxes(operands[slot]):
+            operand = operands[slot]
+            for reshaped in (*self.expressions.boxes(operand), *self.expressions.raw(operand).items()):
                 if reshaped != box:
                     yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
 

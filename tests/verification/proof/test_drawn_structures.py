@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -10,6 +10,8 @@ import pytest
 from products import part
 from whole_gen.judge import MESHES, SIZES, SPLIT, STAGED, drawn_memory
 from whole_gen.kinds import of_seed
+from whole_gen.steps import written
+from whole_gen.writer import Writer
 
 import gopt
 from gopt.analysis.role_map import RoleMap
@@ -27,14 +29,23 @@ FOUND = [
     (1379, MESHES),
     # A single sample of a rank, of which all ranks of another axis have some terms.
     (20856, SPLIT),
+    # An update in blocks, which takes the very parts that ranks have: the forward reads the whole.
+    (21701, SPLIT), (21031, SPLIT),
 ]  # fmt: skip
 RINGS = [(1359, MESHES), (1081, MESHES), (1296, MESHES), (20876, SPLIT), (30418, STAGED)]
 """Rows of all ranks in a ring, behind a pointer: statistics that ranks reduce on the way have no certificate."""
 
 
-def sharded(seed: int, meshes: Sequence[str], folder: Path) -> Path:
+WRITTEN = [
+    # Gradients of the numbers of labels are a single number for all rows.
+    (50001, SPLIT),
+    (50142, SPLIT),
+]  # fmt: skip
+
+
+def sharded(seed: int, meshes: Sequence[str], folder: Path, make: Callable[..., Writer] = of_seed) -> Path:
     """The ranks of a step on a mesh, both drawn."""
-    w = of_seed(seed, SIZES[seed % len(SIZES)], 1)
+    w = make(seed, SIZES[seed % len(SIZES)], 1)
     how = drawn_memory(seed, meshes, w)
     onnx.save(w.model(), folder / "step.onnx")
     gradients = {name: gradient.name for name, gradient in w.gradients.items()} if how.named else {}
@@ -52,6 +63,11 @@ def sharded(seed: int, meshes: Sequence[str], folder: Path) -> Path:
 @pytest.mark.parametrize("seed, meshes", part(RINGS, 1))
 def test_rows_in_a_ring_are_proven(seed, meshes, tmp_path):
     assert gopt.prove(sharded(seed, meshes, tmp_path)).proven
+
+
+@pytest.mark.parametrize("seed, meshes", part(WRITTEN, 1))
+def test_a_written_step_that_was_unproven_is_proven(seed, meshes, tmp_path):
+    assert gopt.prove(sharded(seed, meshes, tmp_path, written)).proven
 
 
 @pytest.mark.parametrize("seed, meshes", part(FOUND, 3))
