@@ -228,8 +228,8 @@ class Elements:
         )  # fmt: skip
         self.arrays: dict[int, np.ndarray] = {}
         """Whole numbers and flags of small constants, by number."""
-        self.stored: Callable[[np.ndarray], int] | None = None
-        """Makes the expression of whole numbers."""
+        self.stored: Callable[[], Callable[[np.ndarray], int] | None] = lambda: None
+        """What makes the expression of whole numbers, while there is a table of constants."""
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
@@ -438,7 +438,7 @@ class Elements:
         stored = {atom: self.arrays[atom] for atom in terms if self._counts[atom] == 1 and atom in self.arrays}
         wholes = {atom: array for atom, array in stored.items() if array.dtype.kind == "i"}
         types = {array.dtype for array in wholes.values()}
-        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or self.stored is None:
+        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or (make := self.stored()) is None:
             return terms
         rest = {atom: factor for atom, factor in terms.items() if atom not in wholes}
         total, type = Fraction(sum(int(wholes[atom].item()) * terms[atom] for atom in wholes)), types.pop()
@@ -446,7 +446,7 @@ class Elements:
             return terms
         if total or not rest:
             shape = max((array.shape for array in wholes.values()), key=len)
-            rest[self.stored(np.full(shape, int(total), type))] = 1
+            rest[make(np.full(shape, int(total), type))] = 1
         return rest
 
     def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:

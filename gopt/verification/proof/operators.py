@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -120,17 +119,17 @@ class NodeReader:
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):
                 return None
-            terms: dict[int, Fraction | int] = {}
+            terms: list[int] = []
             for factor, whole, core, parts in addends:
-                (number,) = self.results(node, [*operands[:slot], whole, *operands[slot + 1 :]], shapes)
+                scaled = self.expressions.scaled(whole, factor)
+                (number,) = self.results(node, [*operands[:slot], scaled, *operands[slot + 1 :]], shapes)
                 try:
                     for part in parts:
                         number = self.expressions.parted(number, core, *part)
                 except ValueError:
                     return None
-                terms[number] = terms.get(number, 0) + factor
-            scaled = [self.expressions.scaled(number, factor) for number, factor in terms.items()]
-            return scaled[0] if len(scaled) == 1 else self.expressions.elementwise(self.expressions.added, scaled)
+                terms.append(number)
+            return terms[0] if len(terms) == 1 else self.expressions.elementwise(self.expressions.added, terms)
         return None
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:

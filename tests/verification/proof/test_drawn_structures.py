@@ -7,6 +7,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from helpers import edit_ranks
+from plants import attribute
 from products import part
 from whole_gen.judge import MESHES, SIZES, SPLIT, STAGED, drawn_memory
 from whole_gen.kinds import of_seed
@@ -40,6 +42,8 @@ WRITTEN = [
     # Gradients of the numbers of labels are a single number for all rows.
     (50001, SPLIT),
     (50142, SPLIT),
+    # A multiple of a sum along a dimension, transposed.
+    (50178, SPLIT), (50198, SPLIT), (50215, SPLIT),
 ]  # fmt: skip
 
 
@@ -76,6 +80,19 @@ def test_what_was_unproven_is_proven_and_the_checker_follows(seed, meshes, tmp_p
     assert gopt.prove(ranks, certificate=tmp_path / "certificate").proven
     found = check(ranks, (tmp_path / "certificate").read_text())
     assert found.fault is None and found.lemmas.keys() <= {"what may be no number"}, found
+
+
+@pytest.mark.parametrize("seed, meshes", part([row for row in FOUND if row[1] is SPLIT], 1))
+def test_sums_of_ranks_that_are_means_are_not_proven(seed, meshes, tmp_path):
+    ranks = sharded(seed, meshes, tmp_path)
+
+    def edit(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "AllReduce" and attribute(node, "reduce").s == b"sum":
+                attribute(node, "reduce").s = b"mean"
+
+    edit_ranks(ranks, edit)
+    assert not gopt.prove(ranks).proven
 
 
 @pytest.mark.parametrize("meshes", [MESHES, SPLIT, STAGED], ids=["data", "split", "stages"])
