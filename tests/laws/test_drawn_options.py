@@ -71,6 +71,11 @@ FOUND = [
     Setting("structure 104", "dp=2", 0, 1, None, {}),
     # Gradients were rounded for the wire, and no rank sends any.
     Setting("structure 217", "tp=2", 0, 3, None, {"shard": {"reduce-dtype": "float32"}}),
+    # A new statistic of an open batch, or behind a finite check without other ranks.
+    Setting("structure 50042", "dp=2", 2, 3, None, {"statistics": {"statistics": "local"}}),
+    Setting("structure 50045", "tp=4", 2, 1, None, {}),
+    # The update read a statistic as the micro-steps of the only rank had moved it.
+    Setting("structure 50021", "shard=1", 2, 3, None, {}),
     # The largest element of shares without elements.
     Setting("written 333", "pp=2,shard=3", 1, 3, None, {"shard": {"bucket-mb": 0.01}}),
 ]  # fmt: skip
@@ -87,6 +92,19 @@ def test_a_sum_of_terms_that_a_stage_makes_is_scaled_once(tmp_path):
     """By ``gopt verify``, which scaled the terms inside the sum, too."""
     setting = Setting("stream 95562", "pp=2,dp=2", 0, 2, "drawn 97939 2 2", {})
     assert judge(setting, tmp_path).outcome == "unconfirmed", "a gradient is the same on every batch"
+
+
+def test_rounded_gradients_beside_a_gap_of_the_proof_are_no_difference(tmp_path):
+    """The rounding for the wire was taken for a counter-example of what the proof could not close."""
+    setting = Setting("written 50613", "tp=2,shard=2", 0, 1, None, {"shard": {"reduce-dtype": "float32"}})
+    assert judge(setting, tmp_path).outcome in ("right", "unproven")
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=2,dp=2", "pp=2"])
+def test_a_statistic_that_the_update_reads_as_before_is_refused_where_ranks_share_samples(mesh, tmp_path):
+    """By name; it ended as a defect, since such ranks read what the micro-steps had made of it."""
+    verdict = judge(Setting("structure 50021", mesh, 2, 3, None, {}), tmp_path)
+    assert verdict.outcome == "refused" and "the statistic 'cov' as it was before" in verdict.why, verdict.why
 
 
 @pytest.mark.parametrize("seed", part(range(400), 8))

@@ -67,6 +67,7 @@ def test_failed_and_interrupted_at_every_write(case):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 @pytest.mark.torch
 def test_exports_are_killed_and_failed_at_a_part_of_the_writes():
     for found in swept(*EXPORTS, "--faults", "", "--some", f"kill,torn,{REST}", "--every", "4"):

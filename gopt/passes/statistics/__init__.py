@@ -25,6 +25,7 @@ from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refu
 from gopt.records.pass_facts import STATISTICS, PassOptions, StatisticsFacts
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
+from gopt.text.sanitize import show
 
 
 class StatisticPolicy(str, Enum):
@@ -60,8 +61,10 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     """
     group = program.mesh.data_group
     states = [state for state in program.training.states if state.kind is StateKind.STATISTIC]
+    update = readers_in_update(program.source)
+    apart = _read_apart(program, update)
     if group is None or program.mesh.size(group) == 1:
-        return PassResult(note="one rank" if states else "no statistics")
+        return _on_one_rank(program, states, apart)
     if options.statistics is StatisticPolicy.SYNC:
         return _synchronised(program, group)
     if not states:
@@ -69,8 +72,6 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     program.reductions = _reductions(program.source, options.statistics)
     _refuse_chosen(program)
     by_rule: dict[str, list[State]] = {}
-    update = readers_in_update(program.source)
-    apart = update if program.micro_steps > 1 else {}
     for state in states:
         reduction = program.reductions[state.tensor]
         if reduction.rule == "mean" and state.tensor in apart and not reduction.points:
@@ -92,6 +93,36 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     figures = {"averaged": "mean", "of_root": "root", "local": "local", "reduced": "points"}
     facts = {name: len(by_rule[rule]) for name, rule in figures.items() if rule in by_rule}
     return PassResult(facts=StatisticsFacts(**facts, calls=calls or None))
+
+
+def _on_one_rank(program: SpmdProgram, states: Sequence[State], readers: Mapping[str, Sequence[Node]]) -> PassResult:
+    """Let the update read old values of statistics moved by the micro-steps of one rank."""
+    read = [state for state in states if state.tensor in readers]
+    if not read:
+        return PassResult(note="one rank" if states else "no statistics")
+    program.reductions = {
+        state.tensor: StatisticReduction(state.tensor, "mean", points=(StatisticPoint(state.updated, "mean"),))
+        for state in read
+    }  # fmt: skip
+    rewriter = GraphRewriter(program.graph, "statistics")
+    emitted = StatisticCalls(program, "", rewriter, {})
+    emitted.emit(read, {name: [node.first_output for node in nodes] for name, nodes in readers.items()})
+    rewriter.finish()
+    program.set_states(program.states)
+    return PassResult(note="one rank")
+
+
+def _read_apart(program: SpmdProgram, update: Mapping[str, list[Node]]) -> Mapping[str, list[Node]]:
+    """Statistic moved by micro-steps, read as before by the update -> the readers. Raises UnsupportedError where
+    ranks share samples: the reader may be split, or on another stage."""
+    apart = update if program.micro_steps > 1 else {}
+    if apart and program.mesh.data_ranks < program.mesh.ranks:
+        raise UnsupportedError(
+            f"the update of parameters reads the statistic {show(next(iter(apart)))} as it was before the micro-steps, "
+            f"which move it: of the mesh {program.mesh} gopt supports dp and shard alone there",
+            "leave --accumulate out, or the other axes",
+        )
+    return apart
 
 
 def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
@@ -271,9 +302,10 @@ def _share(
 def needed(program: SpmdProgram) -> str:
     """Return the reason why a step needs this pass, or ''."""
     statistic = next((state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC), None)
-    if statistic is None or program.mesh.data_ranks == 1:
-        return ""
-    return f"statistic {statistic!r} follows each rank's own data, and nothing else averages it or marks it local"
+    if statistic is not None and program.mesh.data_ranks > 1:
+        return f"statistic {statistic!r} follows each rank's own data, and nothing else averages it or marks it local"
+    read = next(iter(readers_in_update(program.source)), None) if program.micro_steps > 1 else None
+    return "" if read is None else f"the update reads statistic {read!r} as it was before the micro-steps"
 
 
 PASS = Pass("statistics", StatisticsOptions, statistics, needed=needed, facts=StatisticsFacts)

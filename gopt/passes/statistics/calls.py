@@ -51,7 +51,7 @@ class StatisticCalls:
     def __init__(
         self, program: SpmdProgram, group: str, rewriter: GraphRewriter, local: dict[str, str]
     ) -> None:  # fmt: skip
-        """``local``: new value of a statistic -> the name of the rank's own value."""
+        """``local``: new value of a statistic -> the name of the rank's own value; ``group``: '' of one rank."""
         self.program, self.group, self.rewriter, self.local = program, group, rewriter, local
         self.graph = program.graph
         self.producers, self.users = self.graph.producers(), self.graph.users()
@@ -135,6 +135,8 @@ class StatisticCalls:
         """The reduced value; one call for all statistics with the same reduction.
 
         The size of a batch is the same on every rank: the sum is known without a call."""
+        if not self.group:
+            return value
         reduced = self.reduced.get((value, reduce))
         if reduced is not None:
             return reduced

@@ -272,8 +272,9 @@ class FolderCheck(NodeChecker):
         for state in self.manifest.states:
             number = self.states[state.tensor][2]
             self.where, self.subject = "the source", state.tensor
-            if state.kind is StateKind.STATISTIC and state.tensor not in self.chosen:
-                self._statistic(state.tensor, local.values[state.updated], number)
+            own = local.values.get(state.updated) if state.kind is StateKind.STATISTIC else None
+            if own is not None and state.tensor not in self.chosen:
+                self._lawful(state.tensor, self._statistic, state.tensor, own, number)
             elif update.values.get(state.updated) != number:
                 raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
         for name, number in self.shown.items():
@@ -289,7 +290,7 @@ class FolderCheck(NodeChecker):
             self.chosen.add(tensor)
             if rule != "new" or tensor not in self.states:
                 raise WrongLine(f"rule {rule} of {tensor}", "rule new of a state")
-            self._statistic(tensor, local.values[name], number)
+            self._lawful(tensor, self._statistic, tensor, local.values[name], number)
             return int(number)
         gradient = "parameter" in line
         _, of, _, number = self.take(line, "combined", "parameter" if gradient else "shared", "rule", "number")

@@ -56,7 +56,8 @@ class Comparison:
 
     @cached_property
     def examples(self) -> CounterExamples:
-        return CounterExamples(self.expressions, self.training, self.mesh, self.constants)
+        narrow = self.relation.reduce_dtype
+        return CounterExamples(self.expressions, self.training, self.mesh, self.constants, narrow)
 
     def proof(self) -> RankProof:
         """The claims of all values."""

@@ -25,6 +25,8 @@ LARGE = {2: 4.0}
 """Seed -> a factor of states: a clip acts on large gradients alone."""
 APART = 1e-9
 """The distance of two values, relative to the largest element, from which they differ: both are of float64."""
+ROUNDED = {"float32": 1e-6, "float16": 1e-2, "bfloat16": 1e-1}
+"""Type of rounded gradients -> the distance: about ten last places."""
 NOISE = 1e-13
 """The largest distance of two values that may be rounding alone, as of a difference of equal numbers."""
 
@@ -90,8 +92,12 @@ class SampledLeaves:
 class CounterExamples:
     """Looks for elements in which expressions differ; values are computed once for all."""
 
-    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
+    def __init__(
+        self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable, narrow: str = ""
+    ) -> None:
+        """``narrow``: the type of gradients rounded by ranks alone, or ''."""
         self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
+        self._apart = ROUNDED.get(narrow, APART)
         self._values: dict[int, ExpressionValues] = {}
 
     def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
@@ -101,14 +107,14 @@ class CounterExamples:
                 leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
                 self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
             with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # as of the mean of nothing
-                example = _difference(*self._values[seed].values((actual, expected), coordinates))
+                example = _difference(self._apart, *self._values[seed].values((actual, expected), coordinates))
             if example is not None:
                 return example
         return None
 
 
-def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | None:
-    """The element with the largest difference; None for equal values."""
+def _difference(distance: float, actual: np.ndarray, expected: np.ndarray) -> CounterExample | None:
+    """The element with the largest difference; None for equal values, by a distance relative to the largest."""
     one, two = (np.asarray(value, np.float64).reshape(-1) for value in (actual, expected))
     if one.shape != two.shape:
         raise Unevaluable("shapes differ")
@@ -117,7 +123,7 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | No
     apart[np.isnan(one) & np.isnan(two) | (one == two)] = 0
     apart[np.isnan(apart)] = np.inf
     largest = np.abs(two[np.isfinite(two)]).max(initial=np.finfo(np.float64).tiny)
-    if not apart.size or apart.max() <= max(APART * largest, NOISE):
+    if not apart.size or apart.max() <= max(distance * largest, NOISE):
         return None
     element = int(apart.argmax())
     return CounterExample(element, float(one[element]), float(two[element]))
