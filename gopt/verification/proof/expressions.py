@@ -229,7 +229,7 @@ class Elements:
         self.arrays: dict[int, np.ndarray] = {}
         """Whole numbers and flags of small constants, by number."""
         self.stored: Callable[[], Callable[[np.ndarray], int] | None] = lambda: None
-        """What makes the expression of whole numbers, while there is a table of constants."""
+        """The maker of whole numbers, while there is a table of constants."""
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
