@@ -154,7 +154,7 @@ class Boxes(Movements):
         if value is not None:
             return self.constant(value, shape)
         op, attributes, operands, _ = self.all[number]
-        for whole, chosen in self._raw(number).items() if op == VIEW and len(before) > 1 else ():
+        for whole, chosen in self.raw(number).items() if op == VIEW and len(before) > 1 else ():
             return self.take(whole, tuple(map(inside, chosen, selection)))
         if op == VIEW:
             inner = through(before, selection, self._sizes(operands[0]) or ())
@@ -584,7 +584,7 @@ class Boxes(Movements):
             return row if len(shape) == 1 else self._by_source(row)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
-        choices = [self._raw(number) for number in numbers]
+        choices = [self.raw(number) for number in numbers]
         for whole in choices[0]:
             if all(whole in row for row in choices):
                 result = self._joined_boxes(numbers, [(whole, row[whole]) for row in choices], axis)
@@ -697,7 +697,7 @@ class Boxes(Movements):
                 return operands
         return ()
 
-    def _raw(self, number: int) -> dict[int, Selection]:
+    def raw(self, number: int) -> dict[int, Selection]:
         """The expression behind a part, maybe a part taken by the source, in all possible shapes: whole
         value -> the ranges."""
         base = self._base(number)

@@ -197,7 +197,7 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
             continue
         index = expressions.view(chosen[0], expressions.shape(position))
         sizes = expressions.shape(whole)
-        terms = expressions.view(added, expressions.shape(updates))
+        terms = expressions.spread(added, expressions.shape(updates))
         (number,) = reader.results(node, [whole, index, terms], [sizes])
         return expressions.take(number, along(axis, runs, rank))
     return None
@@ -219,7 +219,7 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
         if flag is None or how != "add" or not _flags_rows(reader, node, masked.operands[0], updates, operands[1]):
             return None
         flags = flag.reshape(-1)
-        updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
+        updates = reader.expressions.spread(masked.operands[1], reader.expressions.shape(updates))
     if size > LARGEST_DIMENSION:
         return None
     rows = np.full(size, -2)  # no row is the one before the first
@@ -250,7 +250,7 @@ def _added_at_places(
         flag = reader.table.array(form.operands[0])
         if flag is None or not _flags_rows(reader, node, form.operands[0], updates, operands[1]):
             return None
-        flags, updates = flag.reshape(-1), expressions.view(form.operands[1], sizes)
+        flags, updates = flag.reshape(-1), expressions.spread(form.operands[1], sizes)
     if local.shape[-1] != 1 or not flags.any() or expressions.uniform(operands[0]) != 0:
         return None
     for whole in expressions.readers(node.op_type, updates):

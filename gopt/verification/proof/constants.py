@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias, cast
+from weakref import WeakMethod
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class ConstantTable:
     """Numbers of constants, and the values behind expressions without operands or laws."""
 
     def __init__(self, expressions: Expressions) -> None:
-        self.expressions, expressions.stored = expressions, self.number
+        self.expressions, expressions.stored = expressions, WeakMethod(self.number)
         self.arrays = expressions.arrays
         """Whole numbers and flags of at most ``SMALL`` elements, by number."""
         self.values: dict[Expression, np.ndarray] = {}

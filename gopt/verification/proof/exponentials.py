@@ -104,7 +104,7 @@ class Expressions(PartialSums):
         """The value whose largest elements a value has."""
         op, attributes, operands, _ = self.all[number]
         if op == LARGEST_OF_ROW:
-            return next(iter(self._raw(operands[0])), operands[0])
+            return next(iter(self.raw(operands[0])), operands[0])
         if op == LARGEST and attributes == ((),):
             return operands[0]
         if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):

@@ -228,8 +228,8 @@ class Elements:
         )  # fmt: skip
         self.arrays: dict[int, np.ndarray] = {}
         """Whole numbers and flags of small constants, by number."""
-        self.stored: Callable[[np.ndarray], int] | None = None
-        """Makes the expression of whole numbers."""
+        self.stored: Callable[[], Callable[[np.ndarray], int] | None] = lambda: None
+        """The maker of whole numbers, while there is a table of constants."""
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
@@ -438,7 +438,7 @@ class Elements:
         stored = {atom: self.arrays[atom] for atom in terms if self._counts[atom] == 1 and atom in self.arrays}
         wholes = {atom: array for atom, array in stored.items() if array.dtype.kind == "i"}
         types = {array.dtype for array in wholes.values()}
-        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or self.stored is None:
+        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or (make := self.stored()) is None:
             return terms
         rest = {atom: factor for atom, factor in terms.items() if atom not in wholes}
         total, type = Fraction(sum(int(wholes[atom].item()) * terms[atom] for atom in wholes)), types.pop()
@@ -446,7 +446,7 @@ class Elements:
             return terms
         if total or not rest:
             shape = max((array.shape for array in wholes.values()), key=len)
-            rest[self.stored(np.full(shape, int(total), type))] = 1
+            rest[make(np.full(shape, int(total), type))] = 1
         return rest
 
     def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
@@ -678,6 +678,11 @@ class Elements:
         if value is not None:
             return self.linear({ONE: value}, shape)
         return self._number(VIEW, None, (number,), shape)
+
+    def spread(self, number: int, shape: Shape) -> int:
+        """The same elements in another shape, a single one in all elements."""
+        more = self._counts[number] == 1 != elements(shape)
+        return self.linear({number: 1}, shape) if more else self.view(number, shape)
 
     def root(self, number: int) -> int:
         """The expression under a view."""
@@ -1010,17 +1015,18 @@ class Elements:
         return result
 
     def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
-        """Parts of the terms of a sum, maybe beside factors, joined by the coefficient of each position."""
+        """Parts of the terms of a sum, also elements and beside factors, joined by the coefficient of each position."""
         result = dict(terms)
-        sums: dict[tuple[int, int, Shape, Factors, Shape], dict[tuple[Part, ...], int]] = {}
+        sums: dict[tuple[int, int, Shape, Runs, Factors, Shape], dict[tuple[Part, ...], int]] = {}
         for atom in terms:
             part, beside = self._part_of_sum(self.root(atom))
-            op, attributes, operands, _ = self.all[self.root(part)]
+            within, spans = self._spans(part)
+            op, attributes, operands, _ = self.all[within]
             if op == PARTED:
                 core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
                 shape = self.shape(part if beside else atom)
-                sums.setdefault((operands[0], core, shape, beside, self.shape(atom)), {})[indices] = atom
-        for (number, core, shape, beside, after), atoms in sums.items():
+                sums.setdefault((operands[0], core, shape, spans, beside, self.shape(atom)), {})[indices] = atom
+        for (number, core, shape, spans, beside, after), atoms in sums.items():
             if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
                 continue
             rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
@@ -1032,16 +1038,22 @@ class Elements:
                 inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
                 if not parts and self.all[number].op == TOTAL:
                     inner = self.whole_total(self.all[number].operands[0])
-                inner = self.view(inner, shape)
+                inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
                 whole = self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
                 for atom, change in self.terms(whole) if beside else ((whole, 1),):
                     result[atom] = result.get(atom, 0) + factor * change
         return result
 
+    def _spans(self, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """The only value in a flat value, and the ranges; any other value under a view, without ranges."""
+        root = self.root(number)
+        row = self.all[root]
+        return (row.operands[0], self.ranges(root)) if row.op == FLAT and len(row.operands) == 1 else (root, ())
+
     def _part_of_sum(self, number: int) -> tuple[int, Factors]:
         """The only factor with some of the terms of a sum, and the other factors; else the value alone."""
         pairs = tuple(self.factors(number)) if self._traits[number] & SOME_TERMS else ()
-        parts = [factor for factor, power in pairs if power == 1 and self.all[self.root(factor)].op == PARTED]
+        parts = [factor for factor, power in pairs if power == 1 and self.all[self._spans(factor)[0]].op == PARTED]
         return (parts[0], tuple(pair for pair in pairs if pair[0] != parts[0])) if len(parts) == 1 else (number, ())
 
     # --- extremes of elements ---

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -120,17 +119,17 @@ class NodeReader:
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):
                 return None
-            terms: dict[int, Fraction | int] = {}
+            terms: list[int] = []
             for factor, whole, core, parts in addends:
-                (number,) = self.results(node, [*operands[:slot], whole, *operands[slot + 1 :]], shapes)
+                scaled = self.expressions.scaled(whole, factor)
+                (number,) = self.results(node, [*operands[:slot], scaled, *operands[slot + 1 :]], shapes)
                 try:
                     for part in parts:
                         number = self.expressions.parted(number, core, *part)
                 except ValueError:
                     return None
-                terms[number] = terms.get(number, 0) + factor
-            scaled = [self.expressions.scaled(number, factor) for number, factor in terms.items()]
-            return scaled[0] if len(scaled) == 1 else self.expressions.elementwise(self.expressions.added, scaled)
+                terms.append(number)
+            return terms[0] if len(terms) == 1 else self.expressions.elementwise(self.expressions.added, terms)
         return None
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
@@ -138,7 +137,7 @@ class NodeReader:
         operator."""
         boxes = [self.expressions.box(operand) for operand in operands]
         record = record_of(node)
-        if all(box is None for box in boxes) or record.dims is None or record.elementwise or draws(node):
+        if record.dims is None or record.elementwise or draws(node) or not self._are_parts(node, operands, boxes):
             return None
         use = self.use(node, operands, shapes)
         if use is None:
@@ -158,11 +157,20 @@ class NodeReader:
         known = results is not None and self.core(results[0]) < self.expressions.of_ranks
         return results[0] if results is not None and known else None
 
+    def _are_parts(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> bool:
+        """Return whether some operands are parts, also of the source's that the operator does not read there."""
+        if any(boxes) or not self.expressions.sealed:
+            return any(boxes)
+        parts = (operand for operand in operands if self.expressions.raw(operand))
+        return any(not self.expressions.readers(node.op_type, operand) for operand in parts)
+
     def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
-        """The boxes of operands, and boxes in which one is of a whole value of another shape."""
-        yield boxes
+        """The boxes of operands, and boxes in which one is of a whole value of another shape, or under the source's
+        part."""
+        yield from [boxes] if any(boxes) else []
         for slot, box in enumerate(boxes):
-            for reshaped in self.expressions.boxes(operands[slot]):
+            operand = operands[slot]
+            for reshaped in (*self.expressions.boxes(operand), *self.expressions.raw(operand).items()):
                 if reshaped != box:
                     yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
 

@@ -91,7 +91,7 @@ class PartialSums(Boxes):
 
     def _zeros_of_whole(self, numbers: Sequence[int], axis: int) -> Sequence[int]:
         """Values in a row, where zeros are the elements of a whole value beside a part of the whole."""
-        raws = (next(iter(self._raw(number).items()), None) for number in numbers)
+        raws = (next(iter(self.raw(number).items()), None) for number in numbers)
         parts = [(at, box) for at, box in enumerate(raws) if box is not None]
         sums = (part for part in parts if self._core(part[1][0]) in self.reaches)
         lead, (whole, selection) = next(sums, next(iter(parts), (-1, (0, ()))))

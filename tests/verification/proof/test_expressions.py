@@ -183,6 +183,9 @@ class Drawn:
         for own, side in zip(parts, sides):
             self.add(own, [taken(row, side).sum(dim, keepdims=True) for row in rows])
         self.add(e.elementwise(e.added, parts), [row.sum(dim, keepdims=True) for row in rows])
+        at = self.random.randrange(rows[0].sum(dim).size)
+        elements = [e.view(e.flat(e.cut(part, at, at + 1)), (1, 1)) for part in parts]
+        self.add(e.sum_of(elements), [row.sum(dim).reshape(-1)[at].reshape(1, 1) for row in rows])
 
     def choose(self) -> None:
         """A choice by flags, reduced over members."""

@@ -75,6 +75,22 @@ def test_an_element_times_a_number_is_an_element_of_the_multiple(e):
         assert times([part, e.view((t, s)[at], (1,))]) != e.take(whole, (((at, at + 1),),))
 
 
+def test_an_element_of_the_terms_of_all_ranks_is_an_element_of_the_sum(e):
+    """Each rank of a group has some terms, of a part with a single row."""
+    x, y = e.leaf("state", "x", (3, 4)), e.leaf("state", "y", (3, 1))
+    whole = e.summed(x, (1,))
+    e.seal()
+    parts = [e.summed(e.take(x, (None, ends)), (1,)) for ends in (((0, 1),), ((1, 4),))]
+    for at in range(3):
+        rows = [e.view(e.flat([(part, at, at + 1)]), (1, 1)) for part in parts]
+        element = e.view(e.flat([(whole, at, at + 1)]), (1, 1))
+        assert e.sum_of(rows) == element == e.sum_of(rows[::-1])
+        assert e.sum_of([rows[0], e.view(e.flat([(parts[1], (at + 1) % 3, (at + 1) % 3 + 1)]), (1, 1))]) != element
+        assert element not in (e.sum_of([rows[0], rows[0]]), e.sum_of([*rows, rows[1]]))
+        beside = e.view(e.flat([(y, at, at + 1)]), (1, 1))
+        assert e.sum_of([*rows, beside]) == e.sum_of([element, beside]) != element
+
+
 def test_a_sum_of_one_element_is_the_element(e):
     x, y = e.leaf("state", "x", (3,)), e.apply("Sqrt", (), [e.leaf("state", "y", (3,))], (3,))
     for value in (x, y, e.added([x, y])):
