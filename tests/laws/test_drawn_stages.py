@@ -41,19 +41,19 @@ def check(seed: int, meshes: Sequence[str], kinds: bool, verify: bool = False) -
     return found
 
 
-@pytest.mark.parametrize("seed", part(range(9000, 9600), 24))
+@pytest.mark.parametrize("seed", part(range(9000, 9600), 12))
 def test_a_step_of_a_structure_on_stages(seed):
     check(seed, STAGED, kinds=True)
 
 
-@pytest.mark.parametrize("seed", part(range(9000, 9300), 12))
+@pytest.mark.parametrize("seed", part(range(9000, 9300), 6))
 def test_a_written_step_on_stages(seed):
     check(seed, STAGED, kinds=False)
 
 
 @pytest.mark.parametrize("meshes", [MESHES, SPLIT], ids=["data", "split"])
 @pytest.mark.parametrize("kinds", [True, False], ids=["structure", "written"])
-@pytest.mark.parametrize("seed", part(range(9000, 9200), 4))
+@pytest.mark.parametrize("seed", part(range(9000, 9200), 2))
 def test_a_step_with_less_memory(seed, kinds, meshes):
     check(seed, meshes, kinds)
 
