@@ -68,6 +68,13 @@ def test_a_view_that_lost_its_readers_is_made_again_for_a_later_one(seed):
     assert step(False, seed, Setting("pp=2", {"stage": 0, "accumulate": 2}, told=True)).kind == "right"
 
 
+def test_a_view_of_what_the_update_sends_is_made_again_by_the_update():
+    """It was called a node of the backward, which reads nothing of the update: exit 70."""
+    marks = {"tensor-parallel": {"sizes": "floor-last", "regather": True}}
+    how = Setting("tp=2,pp=3", {"stage": 2, "passes": marks | {"shard": {"owners": "in-order"}}})
+    assert step(False, 71781, how).kind == "right"
+
+
 @pytest.mark.parametrize("seed", [1086, 1318])
 def test_a_metric_of_the_stage_between_is_shown_by_all(seed):
     """The middle stage sent the earlier one what the later one had received: exit 70."""

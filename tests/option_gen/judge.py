@@ -9,7 +9,7 @@ from pathlib import Path
 from draws import Verdict
 
 import gopt
-from gopt.errors import OptionError, UnsupportedError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.verification.proof.result import ProofVerdict
 from option_gen.make import Setting
 
@@ -28,7 +28,7 @@ def judge(setting: Setting, folder: Path) -> Verdict:
 def _judged(setting: Setting, folder: Path) -> Verdict:
     try:
         gopt.shard(setting.file(folder), setting.mesh, **setting.options(folder)).write(folder / "ranks")
-    except (OptionError, UnsupportedError) as error:
+    except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
     if not found.equal:

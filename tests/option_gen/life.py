@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 import gopt
 from gopt.analysis.training import TrainingGraph
-from gopt.errors import OptionError, UnsupportedError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.offline.folder_contents import read_folder
 from gopt.verification import sampling
 from option_gen.make import Setting, written
@@ -76,7 +76,7 @@ def _judged(life: Life, folder: Path) -> Verdict:
     step, home, proof = life.before.file(folder), folder / "0", None
     try:
         gopt.shard(step, life.before.mesh, **life.before.options(folder)).write(home)
-    except (OptionError, UnsupportedError) as error:
+    except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     kept, due = first, _ = _trained(step, home, life.engine)
     for number, words in enumerate(life.after, 1):

@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from rank_simulator import World
 from split_gen.simulator import Simulation
 
 import gopt
-from gopt.errors import OptionError, UnsupportedError
+from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.verification.proof.evaluation import ExpressionValues, Unevaluable, computed
+from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable, computed
 from gopt.verification.proof.expected import MICRO
+from gopt.verification.proof.expressions import STATE, Expression
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import SweptValues
@@ -73,7 +75,7 @@ def judge(ranks: Ranks, folder: Path) -> Verdict:
     try:
         ranks.write(folder / "ranks")
         programs = run_in_float64(folder / "ranks", ranks.seed)
-    except (OptionError, UnsupportedError) as error:
+    except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
     except Exception:
         return Verdict("CRASH", traceback.format_exc(limit=-3))
@@ -156,7 +158,8 @@ def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
     prover.run()
     relation, mesh = prover.relation, prover.mesh
     leaves = SampledLeaves(prover.training, mesh, prover.constants, seed)
-    expressions = ExpressionValues(prover.expressions, leaves.leaf, prover.constants.origins)
+    leaf = partial(_of_first_micro_step, leaves)
+    expressions = ExpressionValues(prover.expressions, leaf, prover.constants.origins)
     near = NEAR_OF_HALVES if has_halves(folder) else NEAR
     programs, coordinates = {}, [mesh.coordinates(rank) for rank in range(mesh.ranks)]
     for rank, values in zip(relation.ranks, prover.ranks):
@@ -178,6 +181,13 @@ def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
             simulation.programs, simulation.rounds = programs, seed - 1
             simulation.round(batches, leaves.settings)
     return list(programs.values())
+
+
+def _of_first_micro_step(leaves: SampledLeaves, expression: Expression, coordinates: Member) -> Array | None:
+    """A leaf; later micro-steps read a statistic as the earlier ones left it, which no sample has."""
+    if expression.op == STATE and coordinates.get(MICRO):
+        raise Unevaluable("a statistic that micro-steps move")
+    return leaves.leaf(expression, coordinates)
 
 
 def _wide(value: Array, dtype: np.dtype[Any] | None = None) -> Array:

@@ -269,6 +269,8 @@ class StagePlacement:
         copy = self.rewriter.repeat(node, [inner, *node.inputs[1:]], {result: self.graph.types[name]}, sharding)
         copy.name, copy.encoded, copy.source = node.name, node.encoded, node.source
         copy.made_by, copy.phase = node.made_by, node.phase
+        if self._phases.get(inner) is Phase.UPDATE:  # sent there by the update
+            copy.phase = self._phases[result] = Phase.UPDATE
         self.home[result] = stage
         self.names[name][stage] = result
         return result
@@ -299,6 +301,7 @@ class StagePlacement:
         elif beside is None:
             maker = self._producers.get(self.names[name][home])
             self._transfer(self.names[name][home], result, home, stage, maker, phase, before=reader)
+            self._phases[result] = phase
         self.names[name][stage] = beside or result
         return self.names[name][stage]
 

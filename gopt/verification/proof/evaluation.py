@@ -250,6 +250,12 @@ def _product(powers: Any, values: Sequence[np.ndarray]) -> Any:
     return result
 
 
+def _spread(_: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    """A value repeated; a shape that is computed says how often, where sizes are open."""
+    value, *sizes = values
+    return np.broadcast_to(value, np.broadcast_shapes(value.shape, *(tuple(size.astype(int)) for size in sizes)))
+
+
 def _cut(spans: Any, values: Sequence[np.ndarray]) -> np.ndarray:
     parts = [value.reshape(-1)[start:stop] for (start, stop), value in zip(spans, values)]
     return np.concatenate(parts)
@@ -323,7 +329,7 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "on member": lambda _, values: values[0],
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
     SUM: lambda axes, values: np.sum(values[0], axes, keepdims=True),
-    SPREAD: lambda _, values: values[0],
+    SPREAD: _spread,
     CONCAT: lambda axis, values: np.concatenate(values, axis),
     TAKE: lambda selection, values: taken(values[0], selection),
     LOOKED_UP: _looked_up,
