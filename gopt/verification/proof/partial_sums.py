@@ -308,8 +308,8 @@ class PartialSums(Boxes):
     def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:
         """The sum of a part of a whole value."""
         shape = self._sizes(whole) or ()
-        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
-        if elements(after) == 1:
+        after, local = (tuple(1 if dim in axes else size for dim, size in enumerate(row)) for row in (shape, sizes))
+        if elements(after) == 1 == elements(local):  # a part may have rows of the whole again and again
             return self.total(number, (1,) * len(sizes))
         factor, atom = self._scale(whole)
         inner = self.shape(atom) or ()
@@ -322,7 +322,6 @@ class PartialSums(Boxes):
         for dim in inner_axes:
             runs = selection[dim]
             if runs is not None and core is None:  # a sum of several sums
-                local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
                 return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
             if runs is not None and core is not None:
                 result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)

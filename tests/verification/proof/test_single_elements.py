@@ -91,6 +91,16 @@ def test_an_element_of_the_terms_of_all_ranks_is_an_element_of_the_sum(e):
         assert e.sum_of([*rows, beside]) == e.sum_of([element, beside]) != element
 
 
+def test_rows_that_are_one_element_again_and_again_are_summed_row_by_row(e):
+    """The sum of all such rows once stood for each of them."""
+    x = e.leaf("state", "x", (3, 1))
+    first = e.flat([(x, 0, 1)])
+    e.seal()
+    rows = e.view(e.flat([(x, 0, 1), (x, 0, 1)]), (2, 1))
+    assert e.summed(rows, (1,)) == rows == e.summed(rows, ())
+    assert e.summed(rows, (0, 1)) != e.view(first, (1, 1)) != e.summed(rows, (0,))
+
+
 def test_a_sum_of_one_element_is_the_element(e):
     x, y = e.leaf("state", "x", (3,)), e.apply("Sqrt", (), [e.leaf("state", "y", (3,))], (3,))
     for value in (x, y, e.added([x, y])):
