@@ -76,6 +76,8 @@ FOUND = [
     Setting("structure 50045", "tp=4", 2, 1, None, {}),
     # The update read a statistic as the micro-steps of the only rank had moved it.
     Setting("structure 50021", "shard=1", 2, 3, None, {}),
+    # A number repeated to an open size.
+    Setting("structure 81634", "shard=2", 1, 1, None, {}),
     # The largest element of shares without elements.
     Setting("written 333", "pp=2,shard=3", 1, 3, None, {"shard": {"bucket-mb": 0.01}}),
 ]  # fmt: skip

@@ -14,6 +14,8 @@ from whole_gen.steps import written
 from whole_gen.writer import Writer
 
 import gopt
+from gopt.analysis.role_map import RoleMap
+from gopt.errors import UnsupportedError
 
 STEPS = load_all()
 TELLS = {
@@ -142,3 +144,14 @@ def test_a_split_step_whose_states_keep_gradients(servers):
         return w
 
     assert judged_split(make, SplitSetting(trainers=2, servers=servers, minimum=1), 1, told=True).kind == "right"
+
+
+def test_a_new_value_of_a_stored_number_is_not_taken_for_the_loss(tmp_path):
+    """A loss that ends in a mean was shown beside: the scale, its update and its gradient were taken for a constant and
+    the loss, and each rank had a scale of its own."""
+    w = written(81192, 4, 1)
+    onnx.save(w.model(), tmp_path / "step.onnx")
+    with pytest.raises(UnsupportedError, match=r"'s\.new' may be the new value of 's'"):
+        gopt.load(tmp_path / "step.onnx")
+    training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states={"s": "s.new"})).training
+    assert training.losses == ("loss",) and "s" in training.gradients

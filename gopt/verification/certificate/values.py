@@ -221,8 +221,9 @@ class PointValues(PrimeField):
 
     def formed(self, number: int) -> None:
         """Raise WrongLine for an expression in no normal form, such as operands in another order."""
-        op, attributes, operands, _ = self.forms[number]
-        fits = len(operands) == 1 if op in SINGLE else bool(operands) or op not in ("flat", "iterated")
+        op, attributes, operands, shape = self.forms[number]
+        single = op in SINGLE and (op != "Expand" or all(size.__class__ is int for size in shape or ()))  # or no value
+        fits = len(operands) == 1 if single else bool(operands) or op not in ("flat", "iterated")
         if op in ("linear", "product", "flat", *IDENTITY) and attributes != "members":
             ordered = op == "flat" or list(operands) == sorted(set(operands))
             fits = fits and ordered and len(attributes) == len(operands)
