@@ -1072,7 +1072,7 @@ class Elements:
                     identity = within
                 elif low < high:
                     ranges.setdefault(within, []).append((low, high))
-        if not ranges and identity >= 0:
+        if not ranges and identity >= 0 and self.elements(identity) == 1:
             return self.view(identity, shape)
         parts = []
         for root, spans in sorted(ranges.items()):
