@@ -272,9 +272,9 @@ class FolderCheck(NodeChecker):
         for state in self.manifest.states:
             number = self.states[state.tensor][2]
             self.where, self.subject = "the source", state.tensor
-            own = local.values.get(state.updated) if state.kind is StateKind.STATISTIC else None
-            if own is not None and state.tensor not in self.chosen:
-                self._lawful(state.tensor, self._statistic, state.tensor, own, number)
+            moved = local.values.get(state.updated) if state.kind is StateKind.STATISTIC else None
+            if moved is not None and state.tensor not in self.chosen:
+                self._lawful(state.tensor, self._statistic, state.tensor, moved, number)
             elif update.values.get(state.updated) != number:
                 raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
         for name, number in self.shown.items():

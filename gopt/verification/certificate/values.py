@@ -222,7 +222,7 @@ class PointValues(PrimeField):
     def formed(self, number: int) -> None:
         """Raise WrongLine for an expression in no normal form, such as operands in another order."""
         op, attributes, operands, shape = self.forms[number]
-        single = op in SINGLE and (op != "Expand" or all(size.__class__ is int for size in shape or ()))  # or no value
+        single = op in SINGLE and all(size.__class__ is int for size in shape or ())  # an open shape has no value
         fits = len(operands) == 1 if single else bool(operands) or op not in ("flat", "iterated")
         if op in ("linear", "product", "flat", *IDENTITY) and attributes != "members":
             ordered = op == "flat" or list(operands) == sorted(set(operands))
