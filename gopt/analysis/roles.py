@@ -237,7 +237,7 @@ def _gradients(
 
 
 def _refuse_states_for_losses(step: StepSkeleton, mapping: GradientMap, losses: Sequence[str]) -> None:
-    """Raise UnsupportedError for ``losses`` with an unpaired stored number of equal type upstream, so perhaps new values
+    """Raise UnsupportedError for losses with an unpaired stored number of equal type upstream, so perhaps new values
     of the number, where other scalars of the forward explain all gradients."""
     graph = step.index.graph
     free = [name for name in graph.inputs if name in graph.initializers and name not in step.updated]
