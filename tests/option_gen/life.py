@@ -78,6 +78,9 @@ def _judged(life: Life, folder: Path) -> Verdict:
         gopt.shard(step, life.before.mesh, **life.before.options(folder)).write(home)
     except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
+    source = _source(str(step))
+    if any(sampling.hyper(source, name).size > 1 for name in source.hyper):
+        return Verdict("refused", "a setting of several numbers, which --set does not take")
     kept, due = first, _ = _trained(step, home, life.engine)
     for number, words in enumerate(life.after, 1):
         before, home = home, folder / str(number)
