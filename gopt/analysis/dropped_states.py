@@ -1,4 +1,5 @@
-"""Outputs without a pair that may be new values of inputs without a pair: no state may pass as a metric.
+"""Outputs without a pair that may be new values of inputs without a pair: no state may pass as a metric or
+a loss.
 
 A state need not be made of the old value element by element: 8-bit moments are unpacked, scaled and packed again, a
 queue is shifted, the last gradient norm is made anew. Where the data flow leaves an input and an output no partner but
@@ -9,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gopt.analysis.gradient_fixpoint import GradientMap
+from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.name_hints import propose, says_new
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import MOST, others
 from gopt.analysis.state_matching import DOUBT_COST, refuse_open, walk_to_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.graph_index import GraphIndex, descendants, walk
+from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.graph_index import GraphIndex, ancestors, descendants, walk
 from gopt.ir.types import FLOATS, TensorType
 
 _WALKED = 64
@@ -48,6 +50,27 @@ def refuse_dropped(step: StepSkeleton, training: TrainingGraph, mapping: Gradien
     if named:
         raise _error(step, narrow, dropped, named)
     raise _error(step, narrow, surely or open_, {})
+
+
+def refuse_states_for_losses(step: StepSkeleton, mapping: GradientMap, losses: Sequence[str]) -> None:
+    """Raise UnsupportedError for losses with an unpaired stored number of equal type upstream, so perhaps new values
+    of the number, where other scalars of the forward explain all gradients."""
+    graph = step.index.graph
+    free = [name for name in graph.inputs if name in graph.initializers and name not in step.updated]
+    unsettled: dict[str, list[str]] = {}
+    for loss in losses if free else ():
+        read = ancestors(step.index, (loss,))[1]
+        if names := [name for name in free if name in read and graph.inputs[name] == graph.outputs[loss]]:
+            unsettled[loss] = names
+    others = tuple(name for name in step.roots if name not in losses)
+    if not unsettled or not others:
+        return
+    try:
+        alone = find_gradients(StepSkeleton(step.index, step.replaces, others, step.roles, step.reach))
+    except (UnsupportedError, OptionError):
+        return  # some gradients come from the losses alone
+    if alone.gradients.keys() >= mapping.gradients.keys():
+        refuse_open(step.index, unsettled)
 
 
 def _error(

@@ -53,9 +53,9 @@ def fix_sizes(inputs: Mapping[str, TensorType]) -> str:
     """The hint for a value of an open shape: a command to fix the sizes of inputs."""
     tool = "python -m onnxruntime.tools.make_dynamic_shape_fixed"
     for name, type in inputs.items():
-        symbols = [size for size in type.shape or () if isinstance(size, str)]
-        if symbols or (type.shape is not None and not type.static):
-            shape = ",".join(str(size) if isinstance(size, int) else "8" for size in type.shape or ())
+        if type.shape is not None and not type.static:
+            symbols = [size for size in type.shape if isinstance(size, str)]
+            shape = ",".join(str(size) if isinstance(size, int) else "8" for size in type.shape)
             how = f"--dim_param {symbols[0]} --dim_value 8" if symbols else f"--input_name {name} --input_shape {shape}"
             return f"fix the sizes of inputs, such as: {tool} {how} step.onnx fixed.onnx"
     return "export the step with fixed sizes"

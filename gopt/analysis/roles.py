@@ -4,13 +4,14 @@ Names decide nothing here, and may only raise a doubt; a user's own map goes fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gopt.analysis.aliases import mark_rewritten, without_aliases
 from gopt.analysis.batch_checks import refuse_state_batches
 from gopt.analysis.coupling.ring_places import settle_rings
 from gopt.analysis.doubtful_pairs import refuse_doubtful
+from gopt.analysis.dropped_states import refuse_states_for_losses
 from gopt.analysis.fed_inputs import without_fed
 from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.gradients import LayoutError
@@ -161,7 +162,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     if carried:
         return _recover(graph, replace(roles, states={**roles.states, **carried}))
     if not named:
-        _refuse_states_for_losses(step, mapping, settled.names)
+        refuse_states_for_losses(step, mapping, settled.names)
     if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
         step.lacking = step.lacking_of(settled.names)
         if not step.lacking.keys().isdisjoint(mapping.gradients):
@@ -234,27 +235,6 @@ def _gradients(
                 refuse_hidden_forward(step)
                 return step, mapping
         roots += more
-
-
-def _refuse_states_for_losses(step: StepSkeleton, mapping: GradientMap, losses: Sequence[str]) -> None:
-    """Raise UnsupportedError for losses with an unpaired stored number of equal type upstream, so perhaps new values
-    of the number, where other scalars of the forward explain all gradients."""
-    graph = step.index.graph
-    free = [name for name in graph.inputs if name in graph.initializers and name not in step.updated]
-    unsettled: dict[str, list[str]] = {}
-    for loss in losses if free else ():
-        read = ancestors(step.index, (loss,))[1]
-        if names := [name for name in free if name in read and graph.inputs[name] == graph.outputs[loss]]:
-            unsettled[loss] = names
-    others = tuple(name for name in step.roots if name not in losses)
-    if not unsettled or not others:
-        return
-    try:
-        alone = find_gradients(StepSkeleton(step.index, step.replaces, others, step.roles, step.reach))
-    except (UnsupportedError, OptionError):
-        return  # some gradients come from the losses alone
-    if alone.gradients.keys() >= mapping.gradients.keys():
-        refuse_open(step.index, unsettled)
 
 
 def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:

@@ -48,6 +48,21 @@ class Setting:
     named: bool = False
     """Whether it is told the gradients."""
 
+    def options_of(self, w: Writer) -> dict[str, Any]:
+        """The options for a step, whose own go first; a step of one micro-batch has no order."""
+        options = {**self.options, **w.options}
+        if options.get("accumulate", 1) == 1:
+            options.pop("schedule", None)
+        return options
+
+    def roles_of(self, w: Writer) -> RoleMap:
+        """What gopt is told of a step's roles."""
+        gradients = {name: value.name for name, value in w.gradients.items()}
+        return RoleMap(
+            states=dict(w.states) if self.told or w.told else {}, params=gradients if self.named else {},
+            statistics=w.stated,
+        )  # fmt: skip
+
     def __str__(self) -> str:
         return f"{self.mesh} {self.options}{' told' if self.told else ''}{' named' if self.named else ''}"
 
@@ -154,13 +169,7 @@ def judged(
             shutil.copy(path, keep)
         feeds = feeds_of(w, parts, micro, seed, samples)
         try:
-            roles = RoleMap(states=dict(w.states) if how.told or w.told else {},
-                            params={n: g.name for n, g in w.gradients.items()} if how.named else {},
-                            statistics=w.stated)  # fmt: skip
-            options = {**how.options, **w.options}
-            if options.get("accumulate", 1) == 1:
-                options.pop("schedule", None)
-            sharded = gopt.shard(gopt.load(str(path), roles=roles), how.mesh, **options)
+            sharded = gopt.shard(gopt.load(str(path), roles=how.roles_of(w)), how.mesh, **how.options_of(w))
             sharded.write(folder / "ranks")
         except InvariantError as error:
             return Verdict("invariant", str(error))

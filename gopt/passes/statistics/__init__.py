@@ -85,7 +85,7 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     local_names: dict[str, str] = {}
     calls = sum(_alike(program, rewriter, group, by_rule.get(rule, []), rule, local_names) for rule in ("mean", "root"))
     emitted = StatisticCalls(program, group, rewriter, local_names)
-    emitted.emit(by_rule.get("points", ()), {name: [n.first_output for n in nodes] for name, nodes in apart.items()})
+    emitted.emit(by_rule.get("points", ()), apart)
     rewriter.finish()
     program.set_states([replace(h, local=True) if h.input in local else h for h in program.states])
     calls += emitted.calls
@@ -106,7 +106,7 @@ def _on_one_rank(program: SpmdProgram, states: Sequence[State], readers: Mapping
     }  # fmt: skip
     rewriter = GraphRewriter(program.graph, "statistics")
     emitted = StatisticCalls(program, "", rewriter, {})
-    emitted.emit(read, {name: [node.first_output for node in nodes] for name, nodes in readers.items()})
+    emitted.emit(read, readers)
     rewriter.finish()
     program.set_states(program.states)
     return PassResult(note="one rank")

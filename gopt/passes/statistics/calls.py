@@ -21,9 +21,8 @@ from gopt.spmd.program import Accumulator, SpmdProgram
 def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
     """Statistic whose old value is read in the update of other states -> the reading nodes."""
     names = {state.tensor for state in training.states if state.kind is StateKind.STATISTIC}
-    updating = [
-        node for node in training.graph.nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)
-    ]
+    nodes = training.graph.nodes if names else ()
+    updating = [node for node in nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)]
     if not updating:
         return {}
     results = [state.updated for state in training.states if state.tensor not in names]
@@ -61,11 +60,10 @@ class StatisticCalls:
         """Value and reduction -> the reduced value."""
         self.calls = 0
 
-    def emit(self, states: Sequence[State], readers: Mapping[str, Collection[str]]) -> None:
+    def emit(self, states: Sequence[State], readers: Mapping[str, Sequence[Node]]) -> None:
         """Emit the calls of statistics, and the nodes from the results to new values.
 
-        ``readers``: statistic -> the nodes of the update, by first output, that read the old value after
-        micro-steps."""
+        ``readers``: statistic -> the nodes of the update that read the old value after micro-steps."""
         reductions = {s.tensor: self.program.reductions[s.tensor] for s in states}
         paths = {
             s.tensor: path_nodes(self.nodes, self.producers, list(map(self._own, reductions[s.tensor].cut)), s.updated)
@@ -83,7 +81,8 @@ class StatisticCalls:
                 values = self._gathered(state, reduction, readers)
             else:
                 values = {self._own(p.value): self._call(state, self._own(p.value), p.reduce) for p in reduction.points}
-            self._emit(state, values, paths[state.tensor], readers.get(state.tensor, ()))
+            reading = {node.first_output for node in readers.get(state.tensor, ())}
+            self._emit(state, values, paths[state.tensor], reading)
 
     def _gathered(self, state: State, reduction: StatisticReduction, readers: Container[str]) -> dict[str, str]:
         """The replacements of a rank's own values: the rows of all ranks, or the queue with these rows."""
