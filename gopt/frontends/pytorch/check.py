@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from gopt.errors import GoptError, UnsupportedError
 from gopt.frontends.pytorch.eager import NARROW
-from gopt.frontends.pytorch.eager_states import Arrays, EagerStates
+from gopt.frontends.pytorch.eager_states import Arrays, EagerStates, Shake
 from gopt.frontends.pytorch.eager_steps import EagerSteps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
@@ -64,6 +64,9 @@ KERNELS = 4.0
 that exports follow."""
 DOUBTFUL = 20.0
 """Up to this many times a limit, a difference in float32 may be rounding that training amplifies, and float64 tells."""
+SHAKES = 8
+"""Disturbances that tell of a difference whether it is rounding: one alone may leave by chance what is all rounding,
+such as the sum of the gradients of a softmax."""
 BRANCHED = 12
 """Steps in which both sides of branches may be taken."""
 SMALLER = 0.9
@@ -131,13 +134,17 @@ def compare(
     _refuse_new_shapes(graph)
     shown = {name: graph.types[name] for name in branches if name in graph.types}
     graph = replace(graph, outputs={**graph.outputs, **shown})
+    given = graph, recipe, run_seen, options, draws, hyper, branches
     try:
-        return _compared(graph, recipe, run_seen, options, draws, hyper, branches)
+        return _compared(*given)
+    except _Difference:
+        pass
+    try:
+        return _compared(*given, shakes=SHAKES)
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
-                check = _compared(graph, recipe, run_seen, options, draws, hyper, branches, wide=True)
-                return replace(check, rounding=difference.what)
+                return replace(_compared(*given, shakes=SHAKES, wide=True), rounding=difference.what)
         raise _refusal(difference) from None
 
 
@@ -154,7 +161,7 @@ def _refuse_new_shapes(graph: Graph) -> None:
 
 def _compared(
     graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
-    hyper: FedOptions, branches: Mapping[str, str], *, wide: bool = False,
+    hyper: FedOptions, branches: Mapping[str, str], *, shakes: int = 1, wide: bool = False,
 ) -> ExportCheck:  # fmt: skip
     data = batches(recipe, max(options.check, BRANCHED if branches else 0))
     sides: dict[str, set[bool]] = {name: set() for name in branches}
@@ -168,11 +175,12 @@ def _compared(
     names = {*graph.inputs, *graph.initializers}
     limits = WIDE if wide else LIMITS[_narrowest(recipe, options)]
     eager = EagerStates(recipe, run_seen, options, names, wide=wide)
-    shaken = EagerStates(recipe, run_seen, options, names, shake=limits.shake, wide=wide)
-    twins = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
+    shaken = [EagerStates(recipe, run_seen, options, names, Shake(limits.shake, 5 + number), wide=wide)
+              for number in range(shakes)]  # fmt: skip
+    others = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
     if options.autocast is None and not wide:
-        twins += [_Other(EagerStates(recipe, run_seen, options, names), NARROW_NOISE, NarrowNoise)]
-        twins += [_Other(EagerStates(recipe, run_seen, options, names), KERNELS, _plain_kernels)]
+        others += [_Other([EagerStates(recipe, run_seen, options, names)], NARROW_NOISE, NarrowNoise)]
+        others += [_Other([EagerStates(recipe, run_seen, options, names)], KERNELS, _plain_kernels)]
     start = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
     cache_feeds = dict(hyper.values)
@@ -181,6 +189,7 @@ def _compared(
     losses: list[float] = []
     theirs: list[float] = []
     worst, drift, updates = (0.0, ""), 0.0, 0
+    noise: dict[str, float] = {}
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if step >= options.check and all(len(outcomes) == 2 for outcomes in sides.values()):
             break
@@ -197,11 +206,10 @@ def _compared(
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
-        for twin in twins:
-            with twin.around(step):
-                twin.eager.step(batch, numbers)
-        # Two losses may be near by chance: the largest difference so far.
-        drift = max([drift, *(run.factor * _apart(run.eager.loss, theirs[-1]) for run in twins if run.of_loss)])
+        for other in others:
+            other.step(step, batch, numbers)
+        # Two losses, or two states that are rounding alone, may be near by chance: the largest difference so far.
+        drift = max([drift, *(other.of_losses(theirs[-1]) for other in others)])
         near = limits.loss * (1 + abs(theirs[-1])) + drift
         if np.isnan(theirs[-1]):
             raise UnsupportedError(
@@ -213,19 +221,20 @@ def _compared(
                 "loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}", abs(losses[-1] - theirs[-1]) / near
             )
         for name, value in eager.outputs.items():
-            allowed = sum(run.factor * _norm(run.eager.outputs[name], value) for run in twins if run.of_loss)
+            allowed = sum(other.of_outputs(name, value) for other in others)
             _check_output(name, step, results.pop(name), value, limits.loss, allowed)
         carried = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
-        expected, twin_states = eager.states(), [run.eager.states() for run in twins]
+        expected = eager.states()
         sizes = filter(np.isfinite, map(distance_of, expected.values() if limits.largest else ()))
         least = limits.largest * max(sizes, default=0.0)
         for name, value in expected.items():
-            allowed = least + sum(run.factor * _norm(states[name], value) for run, states in zip(twins, twin_states))
+            noise[name] = max(noise.get(name, 0.0), sum(other.of_states(name, value) for other in others))
+            allowed = least + noise[name]
             worst = max(worst, (_distance(name, step, carried[name], value, allowed, start[name], limits), name))
         if step == 0:
             _check_again(EagerStates(recipe, run_seen, options, names, wide=wide), batch, numbers, eager, start, limits)
             # The rest compute in no narrow type, or by no other kernels.
-            twins = [run for run, states in zip(twins, twin_states) if not _equal(states, expected)]
+            others = [other for other in others if not other.equal(expected)]
     one_sided = {branches[name]: None for name, outcomes in sides.items() if len(outcomes) < 2}
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates, one_sided=tuple(one_sided))
 
@@ -256,17 +265,38 @@ def _narrowest(recipe: Recipe, options: ExportOptions) -> Autocast | None:
     return options.autocast or next((key for key, type in NARROW.items() if type in types), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Other:
-    """Eager training with different rounding: a difference of ``factor`` times its effect is rounding.
+    """Eager trainings with different rounding: a difference of ``factor`` times the largest effect is rounding.
 
     ``around``: surrounds a step, called with the step; ``of_loss``: whether losses and outputs may differ as well.
     """
 
-    eager: EagerStates
+    trainings: Sequence[EagerStates]
     factor: float
     around: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
     of_loss: bool = True
+    states: list[Arrays] = field(default_factory=list)
+    """Of each training, behind the last step."""
+
+    def step(self, step: int, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor]) -> None:
+        for training in self.trainings:
+            with self.around(step):
+                training.step(batch, numbers)
+        self.states = [training.states() for training in self.trainings]
+
+    def of_losses(self, reference: float) -> float:
+        return self.of_loss * self.factor * max(_apart(training.loss, reference) for training in self.trainings)
+
+    def of_outputs(self, name: str, reference: np.ndarray) -> float:
+        moved = (_norm(training.outputs[name], reference) for training in self.trainings if self.of_loss)
+        return self.factor * max(moved, default=0.0)
+
+    def of_states(self, name: str, reference: np.ndarray) -> float:
+        return self.factor * max(_norm(states[name], reference) for states in self.states)
+
+    def equal(self, reference: Arrays) -> bool:
+        return all(_equal(states, reference) for states in self.states)
 
 
 def _plain_kernels(step: int) -> AbstractContextManager[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,14 +24,22 @@ from gopt.frontends.pytorch.value_trees import mapped
 Arrays = dict[str, np.ndarray]
 
 
+@dataclass(frozen=True, slots=True)
+class Shake:
+    """A disturbance by random numbers of a seed, times ``share`` of each number."""
+
+    share: float
+    seed: int
+
+
 class EagerStates:
     """Eager training with given random numbers; the states have the export's names."""
 
     def __init__(
-        self, recipe: Recipe, eager: EagerSteps, options: ExportOptions, names: Container[str] = (), *,
-        shake: float = 0.0, wide: bool = False,
+        self, recipe: Recipe, eager: EagerSteps, options: ExportOptions, names: Container[str] = (),
+        shake: Shake | None = None, *, wide: bool = False,
     ) -> None:  # fmt: skip
-        """``names``: names unavailable for outputs of the module; ``shake``: the share of disturbance of all states;
+        """``names``: names unavailable for outputs of the module; ``shake``: the disturbance of all states;
         ``wide``: whether to compute in float64."""
         self._taken, self._wide = names, wide
         copied = copy.deepcopy(recipe)
@@ -45,12 +54,12 @@ class EagerStates:
             cell for cell in find_places(self._training.recipe, eager) if cell.kind is not StateForm.CONSTANT
         ]
         if shake:
-            generator = torch.Generator().manual_seed(5)
+            generator = torch.Generator().manual_seed(shake.seed)
             with torch.no_grad():
                 for state in self._places:
                     value = state.read()
                     if value is not None and value.is_floating_point():
-                        value.mul_(1 + shake * torch.randn(value.shape, generator=generator))
+                        value.mul_(1 + shake.share * torch.randn(value.shape, generator=generator))
 
     @property
     def overflowed(self) -> bool:

@@ -242,6 +242,15 @@ def test_a_state_that_changes_its_shape_is_refused_by_name(tmp_path):
     export((module, plain, Reshaped(module.parameters(), 0.1), batch()), tmp_path / "step.onnx")
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sum_of_gradients_that_cancel_is_rounding(seed, tmp_path):
+    """The gradients of a softmax's bias add up to zero, but for rounding: either side may have the very zero."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    data = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    export((module, nn.CrossEntropyLoss(), Reshaped(module.parameters(), 0.1), data), tmp_path / "step.onnx")
+
+
 class Sized(torch.nn.Module):
     """Its buffer is made for the rows of the first batch."""
 
