@@ -238,7 +238,7 @@ class Elements:
         self._scales: dict[int, tuple[Coefficient, int]] = {}
         self._results: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         """Sums and products so far: ranks make them again and again."""
-        self.read: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        self.read: dict[tuple[Hashable, tuple[int, ...]], list[int]] = {}
         """A node of any file, and its operands -> its results."""
         self.forms: dict[Hashable, int] = {}
         self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}

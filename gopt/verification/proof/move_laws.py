@@ -20,6 +20,8 @@ from gopt.verification.proof.selections import Runs, along
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
 
+REPEATED = 64
+"""Copies up to which a repeated value is read as copies in a row."""
 EXACT = {
     "bfloat16": frozenset({"float32", "float64"}),
     "float16": frozenset({"float32", "float64"}),
@@ -214,6 +216,22 @@ def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     rank = len(reader.expressions.shape(operands[0]) or ())
     sized = shape is not None or (rank == 1 and all(map(reader.expressions.elements, operands)))
     return reader.expressions.concatenated(operands, node.attributes["axis"] % rank) if sized and rank else None
+
+
+def tile(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Copies of a value in a row along each dimension; a dimension of length 1 is spread."""
+    expressions, value, times = reader.expressions, operands[0], arrays[1]
+    before = expressions.shape(value)
+    if before is None or elements(shape) is None or times is None or len(times) != len(before):
+        return None
+    if reader.floating(node):
+        spread = tuple(int(count) if size == 1 else size for size, count in zip(before, times))
+        value, times = expressions.linear({value: 1}, spread), np.where(np.array(before) == 1, 1, times)
+    if (times < 1).any() or times.prod() > REPEATED:
+        return None
+    for axis, count in enumerate(times):
+        value = expressions.concatenated([value] * int(count), axis)
+    return value
 
 
 def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

@@ -388,6 +388,7 @@ RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], i
     "Transpose": move_laws.transpose,
     "Slice": move_laws.taken,
     "Concat": move_laws.concat,
+    "Tile": move_laws.tile,
     "Pad": move_laws.pad,
     "Where": choice_laws.where,
     "ConstantOfShape": move_laws.fill,

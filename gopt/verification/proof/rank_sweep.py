@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
@@ -14,6 +14,7 @@ from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.operators.kinds import CASTS
+from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Boxes
 from gopt.verification.proof.equal_parts import Column, Region, Row, columns_of, common_region, is_row
 from gopt.verification.proof.expressions import ONE, Shape, elements
@@ -381,8 +382,22 @@ class RankSweep:
         memo = self.reader.expressions.read
         results = memo.get(key)
         if results is None:
-            results = memo[key] = self._of_parts(node, operands) or self._results(node, operands)
+            alike = self._form(node), operands
+            results = memo.get(alike) if alike[0] else None
+            if results is None:
+                results = self._of_parts(node, operands) or self._results(node, operands)
+            memo[key] = results
+            if alike[0]:
+                memo.setdefault(alike, results)
         return dict(zip(node.outputs, results))
+
+    def _form(self, node: Node) -> Hashable:
+        """What an elementwise node computes, and in which types, under any names; None for any other node."""
+        if not record_of(node).elementwise or draws(node) or node.captures:
+            return None
+        types = self.graph.types
+        operands = tuple([types[name].dtype if name in types else None for name in node.inputs])
+        return node.op_type, node.domain, frozen(node), operands, tuple([types.get(name) for name in node.outputs])
 
     def _of_parts(self, node: Node, operands: Column) -> list[int] | None:
         """The results of an elementwise node on equal parts of values that was read for other parts of the same.
