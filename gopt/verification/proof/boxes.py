@@ -72,6 +72,7 @@ class Boxes(Movements):
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
         self._multiples: dict[tuple[int, Coefficient], int] = {}
+        self._parts_of_rows: dict[int, Box | None] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -119,7 +120,9 @@ class Boxes(Movements):
         op, attributes, operands, _ = self.all[root]
         if op == TAKE:
             return operands[0], cast(Selection, attributes)
-        if op != FLAT or len(set(operands)) > 1 or not (shape := self._sizes(operands[0])):
+        if op == FLAT and len(set(operands)) > 1:
+            return self._in_row(root)
+        if op != FLAT or not (shape := self._sizes(operands[0])):
             return None
         rows = unflattened(joined((start, stop) for _, start, stop in self.pieces(root)), shape)
         if rows is None or sum(runs is not None for runs in rows) != 1:
@@ -128,6 +131,38 @@ class Boxes(Movements):
             return operands[0], rows
         whole, selection = self._base(operands[0]) or (0, ())
         return whole, tuple(map(inside, selection, rows))
+
+    @cached_property
+    def _rows(self) -> dict[int, list[int]]:
+        """Expression -> the rows of ranges of several expressions in the source, with ranges of the expression."""
+        result: dict[int, list[int]] = {}
+        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
+            for operand in set(operands) if op == FLAT and len(operands) > 1 else ():
+                result.setdefault(operand, []).append(number)
+        return result
+
+    def _in_row(self, number: int) -> Box | None:
+        """The row of ranges of the source behind a row of parts of the ranges, and the elements."""
+        if not self.sealed or number < self.of_ranks:
+            return None
+        if number not in self._parts_of_rows:
+            pieces = self.pieces(number)
+            found = (self._elements_in(row, pieces) for row in self._rows.get(pieces[0][0], ())[:CHOICES])
+            self._parts_of_rows[number] = next(filter(None, found), None)
+        return self._parts_of_rows[number]
+
+    def _elements_in(self, row: int, pieces: Sequence[Piece]) -> Box | None:
+        """A row of ranges, and where in the row pieces stand, in order."""
+        at, runs, ranges = 0, list[tuple[int, int]](), iter(self.pieces(row))
+        for root, start, stop in pieces:
+            for whole, begin, end in ranges:
+                at += end - begin
+                if whole == root and begin <= start and stop <= end:
+                    runs.append((at - end + start, at - end + stop))
+                    break
+            else:
+                return None
+        return row, (joined(runs),)
 
     def in_source(self, number: int) -> bool:
         """Return whether a value is a part, or some of the terms, of a value of the source."""
