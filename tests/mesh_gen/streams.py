@@ -286,6 +286,66 @@ def grouped(s: Stream, h: str) -> str:
     return t.op("Add", h, s.dense(joined, d))
 
 
+def recurrent(s: Stream, h: str) -> str:
+    """A state that goes from token to token: with a gate, or a mean weighed by exponentials less their maximum so far."""
+    t, (b, n, d) = s.t, s.t.shape(h)
+    flat = s.r.random() < 0.5
+    shifted = t.op("Concat", t.const(np.zeros((b, 1, d))), s.cut(h, 0, n - 1, 1), axis=1) if n > 1 else h
+    value = t.op("Add", t.op("Mul", h, s.param(d)), t.op("Mul", shifted, s.param(d)))
+
+    def tokens(name: str) -> list[str]:
+        if len(t.shape(name)) < 3:
+            return [name] * n
+        rows = [s.cut(name, at, at + 1, 1) for at in range(n)]
+        return [t.op("Squeeze", row, s.ints(1)) for row in rows] if flat else rows
+
+    rows = (
+        _weighed(s, tokens(s.dense(h, d)), tokens(value))
+        if s.r.random() < 0.5
+        else _gated(s, tokens(t.op("Sigmoid", s.dense(h, d) if s.r.random() < 0.7 else s.param(d))), tokens(value))
+    )
+    joined = t.op("Concat", *(t.op("Unsqueeze", row, s.ints(1)) if flat else row for row in rows), axis=1)
+    return t.op("Add", h, s.dense(joined, d, False))
+
+
+def _gated(s: Stream, gates: list[str], values: list[str]) -> list[str]:
+    rows = values[:1]
+    for gate, value in zip(gates[1:], values[1:]):
+        rows.append(s.t.op("Add", s.t.op("Mul", gate, rows[-1]), value))
+    return rows
+
+
+def _weighed(s: Stream, keys: list[str], values: list[str]) -> list[str]:
+    t, decay = s.t, s.param(s.t.shape(keys[0])[-1])
+    largest, above, below, rows = keys[0], values[0], t.like(1.0, keys[0]), values[:1]
+    for key, value in zip(keys[1:], values[1:]):
+        before = t.op("Add", largest, decay)
+        largest = t.op("Max", before, key)
+        old, new = t.op("Exp", t.op("Sub", before, largest)), t.op("Exp", t.op("Sub", key, largest))
+        above = t.op("Add", t.op("Mul", old, above), t.op("Mul", new, value))
+        below = t.op("Add", t.op("Mul", old, below), new)
+        rows.append(t.op("Div", above, below))
+    return rows
+
+
+def tiled(s: Stream, h: str) -> str:
+    """Attention whose heads are in halves: both have each half of the values, one less a share of the other."""
+    t, (b, n, d) = s.t, s.t.shape(h)
+    each, heads = s.r.choice([1, 2]), 2 * max(1, s.heads // 2)
+
+    def split(name: str) -> str:
+        return t.op("Transpose", t.op("Reshape", name, s.ints(b, n, heads, each)), perm=[0, 2, 1, 3])
+
+    q, k, v = (split(s.dense(h, heads * each, False)) for _ in range(3))
+    halves = [s.cut(v, 0, heads // 2, 1), s.cut(v, heads // 2, heads, 1)]
+    v = t.op("Concat", *(t.op("Tile", half, s.ints(1, 2, 1, 1)) for half in halves), axis=3)
+    scores = t.op("Softmax", t.op("MatMul", q, t.op("Transpose", k, perm=[0, 1, 3, 2])), axis=-1)
+    mixed = t.op("MatMul", scores, v)
+    first, second = s.cut(mixed, 0, heads // 2, 1), s.cut(mixed, heads // 2, heads, 1)
+    mixed = t.op("Sub", first, t.op("Mul", second, t.op("Sigmoid", s.param(1))))
+    return t.op("Add", h, s.dense(t.op("Reshape", t.op("Transpose", mixed, perm=[0, 2, 1, 3]), s.ints(b, n, -1)), d))
+
+
 BLOCKS: dict[str, Block] = {
     "dense": dense, "mlp": mlp, "attention": attention, "norm": norm, "fold": fold, "merge": merge_tokens,
     "class": class_token, "drop": drop_token, "cumsum": running, "pooled": pooled, "mixer": mixed_tokens,
@@ -293,4 +353,4 @@ BLOCKS: dict[str, Block] = {
     "same": unchanged, "experts": experts, "batch-norm": batch_norm, "shared": shared, "padding": padding,
 }  # fmt: skip
 """What recipes are drawn from."""
-ALL = BLOCKS | {"grouped": grouped}
+ALL = BLOCKS | {"grouped": grouped, "recurrent": recurrent, "tiled": tiled}

@@ -280,6 +280,21 @@ def _where(t: Tape, r: Record, d: str, to: Adjoints) -> None:
     to.add(r.inputs[2], t.op("Where", r.inputs[0], zero, d))
 
 
+def _max(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    """Of two values; the first takes all where both are equal."""
+    one, other = r.inputs
+    first, zero = t.op("GreaterOrEqual", one, other), t.const(0.0)
+    to.add(one, t.op("Where", first, d, zero))
+    to.add(other, t.op("Where", first, zero, d))
+
+
+def _tile(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    shape, times = t.shape(r.inputs[0]), t.values[r.inputs[1]]
+    apart = [size for pair in zip(times, shape) for size in map(int, pair)]
+    made = t.op("Reshape", d, t.const(apart, "int64"))
+    to.add(r.inputs[0], t.op("ReduceSum", made, t.const(range(0, len(apart), 2), "int64"), keepdims=0))
+
+
 def _conv(t: Tape, r: Record, d: str, to: Adjoints) -> None:
     """No strides and no padding: both adjoints are convolutions again."""
     x, w = r.inputs
@@ -293,7 +308,7 @@ RULES: dict[str, Rule] = {
     "Relu": _relu, "Softplus": _softplus, "Exp": _exp, "Sqrt": _sqrt, "ReduceMean": _reduce, "ReduceSum": _reduce,
     "Transpose": _transpose, "Reshape": _reshape, "Cast": _cast, "Gather": _gather, "Softmax": _softmax, "Neg": _neg,
     "Identity": _identity, "Slice": _slice, "Conv": _conv, "Concat": _concat, "CumSum": _cumsum, "Where": _where,
-    "Unsqueeze": _reshape, "Squeeze": _reshape, "Flatten": _reshape, "Expand": _identity,
+    "Unsqueeze": _reshape, "Squeeze": _reshape, "Flatten": _reshape, "Expand": _identity, "Max": _max, "Tile": _tile,
 }  # fmt: skip
 
 

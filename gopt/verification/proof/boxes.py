@@ -476,9 +476,12 @@ class Boxes(Movements):
         single = any(self.elements(operand) == 1 and self.box(operand) is not None for operand in operands)
         fitting = next(iter(self._of_one_dimension(operands, shape)), None) if single else None
         fitting = fitting or self._fitting(operands, shape)
-        if fitting is None:
-            return None
-        return self._of_wholes(make, operands, *fitting, shape)
+        result = None if fitting is None else self._of_wholes(make, operands, *fitting, shape)
+        if result is None:  # what the source takes is a whole value as well
+            rows = [iter(()) if self.root(operand) < self.of_ranks else self.boxes(operand) for operand in operands]
+            fitting = self._fitting_of(rows, shape)
+            result = None if fitting is None else self._of_wholes(make, operands, *fitting, shape)
+        return result
 
     def _elementwise_of_source(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The result as a part of a value of the source, where operands are equal parts of values around; None for any
@@ -530,11 +533,16 @@ class Boxes(Movements):
     ) -> tuple[list[Box | None], dict[int, tuple[int, Runs]]] | None:  # fmt: skip
         """A box of each part, and the common ranges along each dimension; None for other parts. ``only``: the
         dimensions of the ranges in each box."""
+        return self._fitting_of(map(self.boxes, operands), shape, only)
+
+    def _fitting_of(
+        self, rows: Iterable[Iterator[Box]], shape: Sequence[object], only: frozenset[int] | None = None
+    ) -> tuple[list[Box | None], dict[int, tuple[int, Runs]]] | None:  # fmt: skip
         boxes: list[Box | None] = []
         chosen: dict[int, tuple[int, Runs]] = {}
-        for operand in operands:
+        for row in rows:
             box = None
-            for box in self.boxes(operand):
+            for box in row:
                 parts = self._ranges_of(box, len(shape))
                 if only in (None, parts.keys()) and all(
                     length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
@@ -619,6 +627,8 @@ class Boxes(Movements):
             return row if len(shape) == 1 else self._by_source(row)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
+        if self.sealed and (part := self._part_of_row(numbers, axis)) is not None:
+            return part
         choices = [self.raw(number) for number in numbers]
         for whole in choices[0]:
             if all(whole in row for row in choices):
@@ -637,6 +647,19 @@ class Boxes(Movements):
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
         return self._by_source(result)
+
+    def _part_of_row(self, numbers: Sequence[int], axis: int) -> int | None:
+        """Equal parts of the values of a row of the source, as this part of the row; None for any other values."""
+        if any(self.root(number) < self.of_ranks for number in numbers):
+            return None
+        rows = [dict(islice(self.surroundings(number), CHOICES)) for number in numbers]
+        for lead, selection in rows[0].items() if all(rows) else ():
+            for row in self.readers(CONCAT, lead):
+                _, along, operands, _ = self.all[row]
+                alike = along == axis and len(operands) == len(rows) and selection[axis] is None
+                if alike and all(part.get(whole) == selection for whole, part in zip(operands, rows)):
+                    return self.take(row, selection)
+        return None
 
     def _by_source(self, number: int) -> int:
         """The expression of the source for a rank's values in a row."""

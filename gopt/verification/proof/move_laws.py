@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
 
 REPEATED = 64
-"""Copies up to which a repeated value is read as copies in a row."""
+"""How many times a dimension is repeated, at most, to be read as a selection."""
 EXACT = {
     "bfloat16": frozenset({"float32", "float64"}),
     "float16": frozenset({"float32", "float64"}),
@@ -219,19 +219,18 @@ def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
 
 
 def tile(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Copies of a value in a row along each dimension; a dimension of length 1 is spread."""
-    expressions, value, times = reader.expressions, operands[0], arrays[1]
-    before = expressions.shape(value)
-    if before is None or elements(shape) is None or times is None or len(times) != len(before):
+    """The elements of each dimension several times; a dimension of length 1 is spread."""
+    expressions, value = reader.expressions, operands[0]
+    before, times = expressions.shape(value), [] if arrays[1] is None else [int(count) for count in arrays[1]]
+    if before is None or elements(before) is None or len(times) != len(before):
         return None
+    sizes = [(size, count) for size, count in zip(before, times) if isinstance(size, int)]
     if reader.floating(node):
-        spread = tuple(int(count) if size == 1 else size for size, count in zip(before, times))
-        value, times = expressions.linear({value: 1}, spread), np.where(np.array(before) == 1, 1, times)
-    if (times < 1).any() or times.prod() > REPEATED:
+        value = expressions.linear({value: 1}, tuple(count if size == 1 else size for size, count in sizes))
+        sizes = [(count, 1) if size == 1 else (size, count) for size, count in sizes]
+    if any(not 0 < count <= REPEATED for _, count in sizes):
         return None
-    for axis, count in enumerate(times):
-        value = expressions.concatenated([value] * int(count), axis)
-    return value
+    return expressions.take(value, tuple(None if count == 1 else ((0, size),) * count for size, count in sizes))
 
 
 def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

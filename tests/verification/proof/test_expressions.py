@@ -565,3 +565,55 @@ def test_an_inverse_has_facts_of_its_own_although_it_numbers_its_operand_without
         True,
         False,
     ]
+
+
+def multiplied(e, *operands):
+    return e.elementwise(lambda values: e.product(values, [1] * len(values)), operands)
+
+
+def test_parts_of_a_row_of_ranges_are_a_part_of_the_row():
+    """A state of two samples, read token by token: each sample has ranges of a product of its own."""
+    e = Expressions({})
+    one, two, other = (e.leaf("state", name, (32,)) for name in "pqr")
+    row = e.view(e.flat([(one, 0, 16), (two, 16, 32)]), (2, 16))
+    later = e.leaf("state", "later", (2, 16))
+    whole = multiplied(e, row, later)
+    e.seal()
+
+    def halves(first, second, size=8):
+        return e.view(e.flat([(one, *first), (two, *second)]), (2, size))
+
+    left, right = halves((0, 8), (16, 24)), halves((8, 16), (24, 32))
+    assert e.box(left) == (row, (None, ((0, 8),))) and e.box(right) == (row, (None, ((8, 16),)))
+    assert e.concatenated([left, right], 1) == row
+    product = multiplied(e, left, e.take(later, (None, ((0, 8),))))
+    assert product == e.take(whole, (None, ((0, 8),)))
+    assert e.box(halves((0, 8), (17, 25))) is None  # of other features in each sample
+    assert e.box(e.view(e.flat([(two, 16, 24), (one, 0, 8)]), (2, 8))) is None  # samples in another order
+    assert e.box(e.view(e.flat([(one, 0, 8), (other, 16, 24)]), (2, 8))) is None
+
+
+def test_what_the_source_takes_is_a_whole_value_beside_parts():
+    """Angles of positions, each twice, times heads in parts."""
+    e = Expressions({})
+    table, heads = e.leaf("state", "t", (8, 4)), e.leaf("state", "x", (2, 4, 8, 4))
+    angles = e.view(e.take(table, (None, ((0, 1), (0, 2), (1, 2)))), (1, 1, 8, 4))
+    whole = multiplied(e, heads, angles)
+    e.seal()
+    some = (None, ((0, 2),), None, None)
+    assert multiplied(e, e.take(heads, some), angles) == e.take(whole, some)
+    others = e.view(e.take(table, (None, ((0, 1), (0, 1), (1, 3)))), (1, 1, 8, 4))
+    assert e.root(multiplied(e, e.take(heads, some), others)) != e.root(e.take(whole, some))
+
+
+def test_parts_of_repeated_values_in_a_row_are_a_part_of_the_row():
+    """Half of the heads after the other half, both repeated: the halves are parts of one value."""
+    e = Expressions({})
+    values = e.leaf("state", "v", (2, 4, 4, 2))
+    twice = [e.take(values, (None, (half, half), None, None)) for half in ((0, 2), (2, 4))]
+    whole = e.concatenated(twice, 3)
+    e.seal()
+    for tokens in ((0, 2), (2, 4), (1, 3)):
+        parts = [e.take(values, (None, (half, half), (tokens,), None)) for half in ((0, 2), (2, 4))]
+        assert e.concatenated(parts, 3) == e.take(whole, (None, None, (tokens,), None))
+        assert e.concatenated(parts[::-1], 3) != e.take(whole, (None, None, (tokens,), None))
