@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from option_gen.judge import judge
-from option_gen.make import Setting, outcomes, structure
+from option_gen.make import Setting, outcomes, structure, wild
 from products import part
 
 GOOD = ("right", "refused", "unconfirmed")
@@ -80,6 +80,14 @@ FOUND = [
     Setting("structure 81634", "shard=2", 1, 1, None, {}),
     # The largest element of shares without elements.
     Setting("written 333", "pp=2,shard=3", 1, 3, None, {"shard": {"bucket-mb": 0.01}}),
+    # The checker took a stored value beside an input that nobody feeds for a batch.
+    Setting("mlp_sgd / unused values", "dp=2", 0, 1, None, {}),
+    # In a function, the shape of a constant of an open size was not known: a gradient was another value.
+    Setting("written 200091 / the step as one function", "dp=2", 0, 1, None, {}),
+    # The files of stages have nodes without results beside functions.
+    Setting("mlp_torchoptim_adamw / functions with optional inputs", "pp=2", 0, 2, None, {}),
+    # A value of an open size times one of known size.
+    Setting("optim/clip_value / split and joined", "dp=2", 0, 1, None, {}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
@@ -121,6 +129,19 @@ def test_ranks_of_drawn_structures_are_right(seed, tmp_path):
     setting = Setting.draw(seed, structure(seed))
     verdict = judge(setting, tmp_path)
     assert verdict.outcome in outcomes(setting.step, *GOOD), verdict.why
+
+
+@pytest.mark.parametrize("seed", part(range(2000, 2400), 4))
+def test_ranks_of_drawn_forms_are_those_of_the_plain_step(seed, tmp_path):
+    setting = Setting.draw(seed, wild(seed))
+    verdict = judge(setting, tmp_path)
+    assert verdict.outcome in (*GOOD, "unproven", "unfit"), verdict.why
+
+
+def test_places_of_an_open_number_are_no_window(tmp_path):
+    """In functions of functions shapes are not known, and the proof ended as a defect."""
+    setting = Setting("stream 200821 / functions in functions", "sp=2", 0, 1, None, {})
+    assert judge(setting, tmp_path).outcome in ("right", "unproven")
 
 
 def test_settings_are_of_every_kind():

@@ -1,6 +1,7 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--structures``, steps are drawn ones of ``whole_gen``. With ``--lives``, ranks of one setting train, and go on as
+With ``--structures``, steps are drawn ones of ``whole_gen``; with ``--wild``, drawn ones and fixtures in other forms,
+beside the plain ones. With ``--lives``, ranks of one setting train, and go on as
 trainers and servers, or as ranks of another setting. With ``--numbers``, all that ranks compute is compared with the
 numbers of what the proof reads.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import draws
 
 from option_gen import judge, life, numbers
-from option_gen.make import Setting, structure
+from option_gen.make import Setting, structure, wild
 
 KINDS: Mapping[str, tuple[Any, Callable[[Any, Path], draws.Verdict]]] = {
     "settings": (Setting, judge.judge), "lives": (life.Life, life.judge), "numbers": (numbers.Ranks, numbers.judge),
@@ -36,9 +37,10 @@ def main() -> int:
     parser.add_argument("--lives", action="store_const", dest="kind", const="lives", default="settings")
     parser.add_argument("--numbers", action="store_const", dest="kind", const="numbers")
     parser.add_argument("--structures", action="store_const", dest="step", const=structure)
+    parser.add_argument("--wild", action="store_const", dest="step", const=wild)
     options = parser.parse_args()
     cases = draws.of_seeds(options, partial(one, kind=options.kind, step=options.step))
-    return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
+    return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed", "unfit"))
 
 
 if __name__ == "__main__":
