@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from gopt.cli import render_progress
 from hypothesis import HealthCheck, settings
+from products import some_cases
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25, suppress_health_check=QUIET)
@@ -39,6 +40,11 @@ COMPILED = "GOPT_TESTS_COMPILED"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.option.cases = config.option.cases or _chosen_cases(config)  # xdist hands options to its workers
+    _compile_once(config)
+
+
+def _compile_once(config: pytest.Config) -> None:
     """All modules would be compiled again by each command, and all tests by each run, where writing them beside the
     sources is switched off."""
     if not sys.dont_write_bytecode and COMPILED not in os.environ:
@@ -51,6 +57,32 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = os.environ[COMPILED]
     sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ[COMPILED]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", choices=("some", "rest", "all"),
+        help="cases of each test: some, evenly spread, as by default in the whole suite; the rest; or all, as where "
+        "files, words or marks are named",
+    )  # fmt: skip
+
+
+def _chosen_cases(config: pytest.Config) -> str:
+    """Who names files, cases or marks wants all of them."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.keyword
+    return "some" if whole and "not slow" in config.option.markexpr else "all"
+
+
+@pytest.hookimpl(trylast=True)  # once marks have chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = config.option.cases
+    if chosen == "all":
+        return
+    some = {item.nodeid for item in some_cases(items)}
+    dropped = [item for item in items if (item.nodeid in some) != (chosen == "some")]
+    config.hook.pytest_deselected(items=dropped)
+    left_out = {item.nodeid for item in dropped}
+    items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def _is_of_tests(file: str | None) -> bool:

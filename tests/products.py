@@ -29,7 +29,7 @@ def spread(*axes: Iterable[Any], keep: int = 1) -> list[Any]:
 def part(cases: Iterable[Any], keep: int, first: int = 0) -> list[Any]:
     """All cases, for ``parametrize``; all but ``keep`` of them, evenly spread, ``slow``. Marks of cases stay."""
     rows = list(cases)
-    kept = {first + place * len(rows) // keep for place in range(keep)} if keep < len(rows) else set(range(len(rows)))
+    kept = {place + (first if keep < len(rows) else 0) for place in _spread_evenly(len(rows), keep)}
     return [row if place in kept else _slow(row) for place, row in enumerate(rows)]
 
 
@@ -37,9 +37,26 @@ def fewer(rows: Iterable[Any], keep: int) -> list[Any]:
     """The rows of a product, of which all but ``keep`` of those that would run each time are ``slow`` as well."""
     listed = list(rows)
     left = [place for place, row in enumerate(listed) if not row.marks]
-    keep = min(keep, len(left))
-    kept = {left[place * len(left) // keep] for place in range(keep)}
+    kept = {left[place] for place in _spread_evenly(len(left), keep)}
     return [_slow(row) if place in left and place not in kept else row for place, row in enumerate(listed)]
+
+
+CASES = 2
+"""Cases of a test that are run where only some are."""
+
+
+def some_cases(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Of every test some cases, evenly spread, and none that has the mark ``rest``."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("rest") is None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [cases[place] for cases in tests.values() for place in _spread_evenly(len(cases), CASES)]
+
+
+def _spread_evenly(count: int, keep: int) -> list[int]:
+    keep = min(keep, count)
+    return [place * count // keep for place in range(keep)]
 
 
 def _slow(case: Any) -> Any:

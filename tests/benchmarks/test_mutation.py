@@ -22,6 +22,7 @@ def test_every_error_compiles_and_changes_the_module(path):
     assert (ROOT / path).read_text(encoding="utf-8") == source
 
 
+@pytest.mark.rest
 def test_a_draw_repeats_and_takes_as_many_of_each_module():
     paths = mutation.modules()
     errors = mutation.drawn(paths, 2 * len(paths), seed=3)

@@ -138,6 +138,7 @@ def test_a_link_settles_what_tensor_parallelism_sends(tmp_path, monkeypatch, cap
     assert "no axis of the mesh rep=2 splits the computation" in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_auto_divides_tokens_where_that_fits_unless_the_user_says_otherwise(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mesh, own = ["--mesh", "shard=2,tp=2"], "tensor-parallel.sequence"

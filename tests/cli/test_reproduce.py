@@ -193,6 +193,7 @@ def nodes(path: Path) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
+@pytest.mark.rest
 def test_a_crash_is_reduced_from_its_reproducer(here, crash, capsys):
     assert main(["shard", MODEL, "--ranks", "2", "--reproducer", "r.zip"]) == 70
     assert main(["reduce", "r.zip", "-o", "small.onnx", "--json", "-q", "--tries", "80"]) == 0

@@ -105,6 +105,7 @@ def test_nobody_reads():
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("more", part([[], ["--json"]], 1))
 def test_characters_that_the_terminal_has_not(more, tmp_path):
     ended = gopt("shard", MODEL, "--ranks", "2", "-o", "n\u00e9", *more, env=PLAIN, cwd=tmp_path)
@@ -129,6 +130,7 @@ def gone(folder: Path) -> Callable[[], None]:
     return away
 
 
+@pytest.mark.rest
 def test_a_folder_to_run_in_that_is_gone(made, tmp_path):
     away = gone(tmp_path / "gone")
     out = str(tmp_path / "out")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 from helpers import ROOT
 
 import gopt
@@ -16,6 +17,7 @@ SCRIPT = ROOT / "examples" / "llama" / "forward.py"
 SIZE = "--layers 2 --width 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 40 --tokens 8"
 
 
+@pytest.mark.rest
 def test_a_rank_that_turns_keys_by_other_angles_is_different(tmp_path: Path) -> None:
     forward, step, folder = (tmp_path / name for name in ("forward.onnx", "step.onnx", "ranks"))
     subprocess.run([sys.executable, SCRIPT, *SIZE.split(), "-o", forward], check=True, capture_output=True)

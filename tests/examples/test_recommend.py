@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 SCRIPT = ROOT / "examples/recommend.py"
@@ -16,6 +17,7 @@ def run(out: Path, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=120, encoding="utf-8")
 
 
+@pytest.mark.rest
 def test_the_curves_agree(tmp_path: Path) -> None:
     done = run(tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr

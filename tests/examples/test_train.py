@@ -45,6 +45,7 @@ def digits(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return out, run("digits", out, "--steps", str(STEPS["digits"]), "--ranks", "1", "4")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("example", "counts", "falls"), part([("digits", (1, 4), 0.5), ("gpt", (1, 4, "cp=2,tp=2"), 0.9)], 1)
 )

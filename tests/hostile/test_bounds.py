@@ -66,6 +66,7 @@ def inside(tag: int, content: bytes) -> bytes:
 NODES = inside(1, b"") * 2_100_000
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "body", part([NODES, inside(1, inside(4, b"If") + inside(5, inside(6, NODES)))], 1, first=1), ids=["top", "if"]
 )
@@ -324,6 +325,7 @@ def looping(trips: int | None) -> Builder:
     return b
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("trips", [None, pytest.param(2**62, marks=pytest.mark.slow)])
 def test_a_loop_without_an_end_ends_by_the_deadline(tmp_path, trips):
     looping(trips).save(tmp_path / "m.onnx")
@@ -389,6 +391,7 @@ def test_attributes_that_make_outputs_or_dimensions(tmp_path, extra, said):
     refused(run("shard", "m.onnx", "--ranks", "2", folder=tmp_path), 3, "m.onnx", said)
 
 
+@pytest.mark.rest
 def test_a_value_that_memory_cannot_hold_is_not_computed(tmp_path):
     stepping(lambda b: doubled(b, 40)).save(tmp_path / "m.onnx")
     assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from helpers import ROOT
-from products import fewer, kept_rows, part, spread
+from products import CASES, fewer, kept_rows, part, some_cases, spread
 
 
 @pytest.mark.parametrize("sizes", [(18, 4, 4), (13, 4, 3), (6, 4, 3), (4, 3, 2, 2)])
@@ -45,6 +49,52 @@ def test_the_docs_name_every_file_with_slow_tests():
         if path.parent.name != "house" and any(sign in path.read_text() for sign in signs)
     }  # fmt: skip
     assert sorted(name for name in slow if f"{name}`" not in table) == []
+
+
+class Case(pytest.Item):
+    """A case that only has a name and marks."""
+
+    def runtest(self) -> None: ...
+
+
+def test_some_cases_of_each_test_and_the_marked_are_none_of_them(request):
+    names = [f"test_many[{number}]" for number in range(9)] + ["test_one", "test_long[0]", "test_long[1]"]
+    items = [Case.from_parent(request.node.parent, name=name) for name in names]
+    for item in items[-2:]:
+        item.add_marker("rest")
+    assert CASES == 2 and [item.name for item in some_cases(items)] == ["test_many[0]", "test_many[4]", "test_one"]
+
+
+SUITE = """
+import pytest
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_many(case): ...
+
+
+@pytest.mark.rest
+def test_long(): ...
+
+
+@pytest.mark.slow
+def test_slow(): ...
+"""
+
+
+def test_who_names_nothing_runs_some_cases_and_the_others_are_the_rest(tmp_path):
+    shutil.copytree(
+        ROOT / "tests", tmp_path / "tests", ignore=lambda _, names: {*names} - {"conftest.py", "products.py"}
+    )
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    (tmp_path / "tests/test_suite.py").write_text(SUITE)
+
+    def passed(*words: str) -> int:
+        line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return int(re.search(r"(\d+) passed", done.stdout + done.stderr).group(1))
+
+    assert [passed("-n", "2"), passed("--cases", "rest"), passed("tests")] == [2, 5, 7]
 
 
 def test_fewer_of_the_rows_that_run():

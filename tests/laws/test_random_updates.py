@@ -210,6 +210,7 @@ gopt.prove(f"{out}/0", certificate=f"{out}/0/certificate")
 """
 
 
+@pytest.mark.rest
 def test_hash_order_shows_nowhere(tmp_path):
     for seed in ("1", "2"):
         (tmp_path / seed).mkdir()

@@ -247,6 +247,7 @@ def test_values_are_computed_again_only_where_nothing_fits():
     assert row.choice.settings.recompute and row.choice.held < least
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("name", "link"), spread(["gpt_adamw", "families/moe_adamw"], ["1000GB/s:0us", "1GB/s:5us"]))
 def test_meshes_that_cannot_be_first_are_not_weighed(name, link):
     device = replace(DEVICES["h100"], fuse_from=None)

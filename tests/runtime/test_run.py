@@ -479,6 +479,7 @@ def test_a_fault_of_a_thread_ends_all_of_them(fault, tmp_path):
     assert "rank 1, step 8" in done.stderr and done.stderr.count("gopt: error:") == 1
 
 
+@pytest.mark.rest
 def test_a_thread_that_hangs_is_left_behind(tmp_path):
     done = run(command(written(tmp_path), "faulty_data:batches", 50, "--deadline", "10"), "sleep")
     assert done.returncode == 5 and "after 10 s, rank 0 still waits for rank 1" in done.stderr, done.stderr

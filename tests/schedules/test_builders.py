@@ -21,6 +21,7 @@ def order(schedule: Schedule, member: int) -> str:
     return " ".join(letters)
 
 
+@pytest.mark.rest
 def test_every_size_runs() -> None:
     for members in range(1, 9):
         for micro_batches in range(1, 17):

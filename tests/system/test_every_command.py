@@ -27,6 +27,7 @@ def test_every_command_is_in_the_table():
     assert every.missing() == set()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "kind", ["some", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("all", "launched"))]
 )
@@ -40,6 +41,7 @@ def test_output_that_goes_nowhere(kind):
     assert found["broken"] == [] and found["shots"] >= found["commands"] > 2
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("kinds", "each"),
     [("names,things", 50), pytest.param("names,things,limits,links,variables", 10, marks=pytest.mark.slow)],

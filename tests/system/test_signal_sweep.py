@@ -11,6 +11,7 @@ SEED = 3
 mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs pip install 'gopt[mpi]'")
 
 
+@pytest.mark.rest
 @mpi
 @pytest.mark.parametrize(
     ("name", "count"),

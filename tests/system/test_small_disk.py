@@ -27,6 +27,7 @@ def _namespace() -> str:
 WHY = _namespace()
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(bool(WHY), reason=WHY)
 @pytest.mark.parametrize(
     "case", part(["shard-force", "shard-jobs", "shard-jobs-new", "split-jobs", "run", "merge-force", "resume"], 1)

@@ -40,6 +40,7 @@ def swept(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.rest
 def test_killed_and_failed_at_a_part_of_the_writes():
     """Every command, and every fault of each: the points go round with the fault."""
     made = [
@@ -74,6 +75,7 @@ def test_exports_are_killed_and_failed_at_a_part_of_the_writes():
         assert found["broken"] == [] and found["unsynced"] == [], found["case"]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "names", ["shard-split,merge-force,run", pytest.param("", marks=pytest.mark.slow)], ids=["some", "all"]
 )

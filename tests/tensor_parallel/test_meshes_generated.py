@@ -85,6 +85,7 @@ def test_refused_by_name(tmp_path):
         sharded(step, "shard=2,tp=2", "b0:dim0=1+2")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mesh", ["sp=4,tp=2", "tp=2,sp=4", "tp=4,sp=2"])
 def test_a_softmax_over_tokens_in_parts_beside_heads_in_parts(mesh, tmp_path):
     """The values of its rewrite are placed one by one, each beside the heads that the other axis shards."""

@@ -48,6 +48,7 @@ def ran(count: int, *command: str, ended_after: float = 60.0) -> tuple[RankProce
         return job, out.read().decode().splitlines()
 
 
+@pytest.mark.rest
 @mpi
 def test_calls_of_three_processes_give_what_the_reference_does(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(CALLS.parent), *sys.path]))

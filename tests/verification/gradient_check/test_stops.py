@@ -93,6 +93,7 @@ def rivals(w: Writer) -> None:
         node.input[:] = [copies.get(name, name) for name in node.input]
 
 
+@pytest.mark.rest
 def test_what_one_search_finds_the_other_parameters_do_not_search(tmp_path: Path) -> None:
     _, found = checked(0, tmp_path, step=rivals, samples=32)
     assert all(each.verdict is Verdict.CONFIRMED for each in found.values()), found
@@ -100,6 +101,7 @@ def test_what_one_search_finds_the_other_parameters_do_not_search(tmp_path: Path
     assert len(sets) <= 3 and all(sets), sets  # of twelve parameters
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", part(["critic0", "maker3"], 1))
 def test_what_is_no_gradient_is_none_beside_others_with_constants(name: str, tmp_path: Path) -> None:
     _, found = checked(0, tmp_path, WRONG["clipped"], rivals, name, samples=32)

@@ -96,6 +96,7 @@ def test_a_group_on_ranges_has_the_expressions_it_has_by_the_laws(
 OTHER = {"Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "Sqrt": "Exp"}
 
 
+@pytest.mark.rest
 def test_each_other_operator_and_operand_of_a_group_on_ranges_is_found(tmp_path: Path) -> None:
     assert sharded("mlp_adamw", SETS["gradients"], tmp_path / "ranks")
     path = tmp_path / "ranks" / "rank_0001.onnx"

@@ -129,6 +129,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("wrong", "ranks"), spread(WRONG, [(1,), (0, 1)]))
 def test_a_wrong_node_in_a_layer_behind_the_first_is_named(wrong, ranks, layers: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     folder = Path(shutil.copytree(layers, tmp_path / "ranks"))
