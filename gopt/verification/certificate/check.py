@@ -231,7 +231,7 @@ class FolderCheck(NodeChecker):
         self.line, self.subject = program.lines.get(name, self.line), name
 
     def _constants(self, program: CheckedProgram, fed: Collection[str] = ()) -> None:
-        """Stored values, which nothing fed replaces."""
+        """Stored values beside no fed input."""
         for name, tensor in program.graph.initializers.items():
             if name in program.values and name in program.rules and name not in fed:
                 self._at(program, name)
