@@ -71,7 +71,7 @@ class VerificationRun:
         self.observed = Observations(verifier.training, self.coverage, self.result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
             self.result, verifier.all_ranks, verifier.reference, verifier.kinds, units(verifier.training),
-            self.observed, self.seed,
+            self.observed, self.seed, wire=verifier.wire(),
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:

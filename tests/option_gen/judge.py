@@ -39,6 +39,11 @@ def _judged(setting: Setting, folder: Path) -> Verdict:
         gopt.shard(setting.file(folder), setting.mesh, **setting.options(folder)).write(folder / "ranks")
     except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))
+    return of_ranks(folder)
+
+
+def of_ranks(folder: Path) -> Verdict:
+    """What is found of the ranks in a folder."""
     found = gopt.verify(folder / "ranks", steps=STEPS, confirm=False)
     if not found.equal:
         unseen = "is not confirmed" in found.reason()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from onnx import ModelProto, checker
 
+from gopt.errors import UnsupportedError
 from wild_gen import bodies, borders, functions, headers, scopes, values
 from wild_gen.form import Form
 
@@ -16,7 +17,7 @@ GENERAL = {form.name: form for form in EQUAL if len(form.only) != 1}
 """Those that are not for one step alone: a step of another kind may be unfit, too."""
 
 
-class Unfit(Exception):
+class Unfit(UnsupportedError):
     """A model cannot be written in a form."""
 
 
