@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from option_gen import rows, servers
+from option_gen import servers
 from option_gen.judge import judge
 from option_gen.make import Setting, outcomes, structure, wild
 from products import part
@@ -145,12 +145,6 @@ def test_places_of_an_open_number_are_no_window(tmp_path):
     """In functions of functions shapes are not known, and the proof ended as a defect."""
     setting = Setting("stream 200821 / functions in functions", "sp=2", 0, 1, None, {})
     assert judge(setting, tmp_path).outcome in ("right", "unproven")
-
-
-def test_a_row_of_a_plan_has_the_bytes_of_the_ranks(tmp_path):
-    """Parts of a bucket that stages send were counted whole."""
-    row = rows.Row(Setting("structure 210254", "", 0, 1, None, {}), "shard=2,pp=4", "cpu", rows.LINK, None, 0.0)
-    assert rows.judge(row, tmp_path).outcome == "right"
 
 
 def test_a_moment_in_eight_bits_behind_halves_on_the_wire_is_right(tmp_path):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from helpers import source
+from option_gen.make import Setting
 from option_gen.rows import LINK, as_shard, weighed_again
 from products import part
 
@@ -62,3 +63,11 @@ def test_so_it_is_of_a_mesh_that_the_user_gives(name, mesh, device):
     plan = gopt.plan(source(name), mesh, device=device, link=LINK)
     for choice in drawn([row.choice for row in plan.choices], 4, len(mesh)):
         assert weighed(choice, name, device) == choice
+
+
+def test_stages_send_parts_of_buckets(tmp_path):
+    """The plan counted the whole bucket."""
+    step = gopt.load(Setting("structure 210254", "", 0, 1, None, {}).file(tmp_path))
+    plan = gopt.plan(step, "shard=2,pp=4", device="cpu", link=LINK, micro_batches=2)
+    choice = plan.choices[0].choice
+    assert weighed_again(choice, as_shard(choice, step, LINK, prove=False), "cpu", LINK) == choice
