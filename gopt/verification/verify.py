@@ -252,11 +252,11 @@ class Verifier:
     def _graphs(self) -> list[Graph]:
         return [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
 
-    def wire(self) -> float:
-        """The unit of halves in the ranks' files alone, to which gradients are rounded on the wire; else 0."""
+    def wire(self) -> str:
+        """The halves in the ranks' files alone, to which gradients are rounded on the wire; "" for none."""
         source = {type.dtype for type in self.training.graph.types.values()}
         kinds = {type.dtype for graph in self._graphs() for type in graph.types.values()} - source
-        return max((UNITS[kind] for kind in kinds & LOW_PRECISION), default=0.0)
+        return max(kinds & LOW_PRECISION, key=UNITS.__getitem__, default="")
 
     def _drawn(self) -> bool:
         return any(state.tensor not in self.stored for state in self.training.states)

@@ -147,11 +147,12 @@ def test_places_of_an_open_number_are_no_window(tmp_path):
     assert judge(setting, tmp_path).outcome in ("right", "unproven")
 
 
-def test_a_moment_in_eight_bits_behind_halves_on_the_wire_is_right(tmp_path):
-    words = ("--trainers", "1", "--servers", "1", "--wire", "float16")
-    assert (
-        servers.judge(servers.Split(Setting("written 220989", "", 0, 1, None, {}), words), tmp_path).outcome == "right"
-    )
+@pytest.mark.parametrize("step", ["written 220989", "structure 232640"])
+def test_halves_on_the_wire_are_no_difference(step, tmp_path):
+    """A moment in eight bits turned by one; gradients times 4096 were infinite on the wire."""
+    words = ("--trainers", "2", "--servers", "1", "--wire", "float16")
+    split = servers.Split(Setting(step, "", 0, 1, None, {}), words)
+    assert servers.judge(split, tmp_path).outcome == "right"
 
 
 def test_settings_are_of_every_kind():

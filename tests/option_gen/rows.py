@@ -58,8 +58,8 @@ def judge(row: Row, folder: Path) -> Verdict:
 
 
 def _judged(row: Row, folder: Path) -> Verdict:
-    step = row.step.file(folder)
     try:
+        step = row.step.file(folder)
         plan = gopt.plan(step, row.over, device=row.device, link=row.link, memory=row.memory)
     except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))

@@ -55,7 +55,10 @@ def judge(split: Split, folder: Path) -> Verdict:
 
 
 def _judged(split: Split, folder: Path) -> Verdict:
-    step, said = split.step.file(folder), io.StringIO()
+    try:
+        step, said = split.step.file(folder), io.StringIO()
+    except UnsupportedError as error:
+        return Verdict("refused", str(error))
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         code = main(["split", str(step), *split.words, "-o", str(folder / "split"), "--quiet"])
     if code:
