@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from option_gen import servers
 from option_gen.judge import judge
 from option_gen.make import Setting, outcomes, structure, wild
 from products import part
+
+import gopt
 
 GOOD = ("right", "refused", "unconfirmed")
 FOUND = [
@@ -145,6 +149,15 @@ def test_places_of_an_open_number_are_no_window(tmp_path):
     """In functions of functions shapes are not known, and the proof ended as a defect."""
     setting = Setting("stream 200821 / functions in functions", "sp=2", 0, 1, None, {})
     assert judge(setting, tmp_path).outcome in ("right", "unproven")
+
+
+def test_parts_beside_a_value_of_open_lengths_end_in_no_defect(tmp_path):
+    """The proof took the dimensions of a value that has none it knows."""
+    passes = {"recompute": {"policy": "selective"}}
+    setting = Setting("stream 240313 / split and joined", "cp=3,dp=2", 0, 3, None, passes)
+    sharded = gopt.shard(setting.file(tmp_path), setting.mesh, **setting.options(tmp_path))
+    sharded.write(tmp_path / "ranks")
+    assert json.loads((tmp_path / "ranks" / "report.json").read_text())["proof"]["verdict"] != "different"
 
 
 @pytest.mark.parametrize("step", ["written 220989", "structure 232640"])
