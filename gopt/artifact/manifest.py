@@ -158,6 +158,11 @@ class Manifest:
         """All states that a rank holds."""
         return (*self.common.state, *rank.state)
 
+    def fed(self, rank: RankEntry) -> set[str]:
+        """The inputs of a rank's files with states, sums, saved values, batch and settings; others are constants."""
+        common = [state.input for state in self.common.state] + [entry.name for entry in self.common.inputs]
+        return {*rank.inputs, *common}
+
     def next_inputs(self, rank: RankEntry) -> dict[str, str]:
         """A rank's output replacing a state or an accumulator -> the replaced input."""
         states = {state.output: state.input for state in self.states_of(rank)}

@@ -141,8 +141,8 @@ class Node:
 
     @property
     def first_output(self) -> str:
-        """The first output, which identifies copies of a node."""
-        return self.outputs[0] or next(filter(None, self.outputs))
+        """The first output, which identifies copies of a node; "" for a node that sends."""
+        return next(filter(None, self.outputs), "")
 
     def is_a(self, *op_types: str) -> bool:
         """Return whether this is one of the named standard operators."""

@@ -248,12 +248,12 @@ def transferred(program: SpmdProgram, times: Mapping[str, int]) -> float:
     node in a step, by first output."""
     if program.stages is None:
         return 0.0
-    members, total = program.mesh.size(PIPELINE), 0.0
+    members, total, parts = program.mesh.size(PIPELINE), 0.0, program.sharded or parts_so_far(program)
     for node in program.graph.nodes:
         if transfers(node):
             targets = 1 if node.attributes["target"] >= 0 else members - 1
             for name in node.inputs:
-                sharding = program.sharded.get(name)
+                sharding = parts.get(name)
                 shared_by = math.prod(map(program.mesh.size, sharding.sharding_axes)) if sharding is not None else 1
                 nbytes = program.graph.types[name].nbytes / shared_by
                 total += targets * nbytes * times.get(node.outputs[0], 1) / members

@@ -132,10 +132,11 @@ def _floor(noise: float, size: float, share: float = 1.0) -> float:
 
 
 def summation_orders(
-    reference: ReferenceProgram, own: Values, settings: Values, sent: LocalResults, update: ReferenceStep
-) -> list[ReferenceStep]:
+    reference: ReferenceProgram, own: Values, settings: Values, sent: LocalResults, update: ReferenceStep,
+    wire: float = 0.0,
+) -> list[ReferenceStep]:  # fmt: skip
     """Return ``update``, the update of the gradients ``sent``, and the update for other orders of their summation."""
-    ends, rounding = [update], reference.rounding(sent)
+    ends, rounding = [update], reference.rounding(sent, wire)
     for times in (-MULTIPLE, -1, 1, MULTIPLE):
         means = {name: (update.means[name] + times * moved).astype(moved.dtype) for name, moved in rounding.items()}
         ends.append(reference.finish(own, settings, sent, update.means | means))
@@ -146,10 +147,11 @@ def span(values: Sequence[np.ndarray], start: np.ndarray, tolerance: float) -> t
     """Return the least and greatest results, apart at elements moved beyond a share of the tolerance, where terms of a
     gradient may cancel, and how many there are."""
     wanted = values[0]
-    if not floating(wanted) or wanted.dtype.name in LOW_PRECISION or not wanted.size:
+    if wanted.dtype == bool or wanted.dtype.name in LOW_PRECISION or not wanted.size:
         return wanted, wanted, 0
     values = [np.where(np.isfinite(value), value, wanted) for value in values]
     low, high = np.min(values, axis=0), np.max(values, axis=0)
     with np.errstate(invalid="ignore"):
-        moves = high - low > allowance(wanted, start, tolerance) / math.sqrt(wanted.size)
+        width = high - low if floating(wanted) else high != low
+        moves = width > allowance(wanted, start, tolerance) / math.sqrt(wanted.size)
     return np.where(moves, low, wanted), np.where(moves, high, wanted), int(moves.sum())

@@ -275,9 +275,9 @@ class ReferenceProgram:
         other._metrics = self._metrics and compiled(self._metrics)
         return other
 
-    def rounding(self, local: LocalResults) -> Values:
+    def rounding(self, local: LocalResults, wire: float = 0.0) -> Values:
         """Return how far each element of ``means`` moves at most where it is summed in its own type, as ranks do, from
-        one batch or another on; halves are left out."""
+        one batch or another on; halves are left out. ``wire``: the unit of a narrower type on the way."""
         moved = {}
         for name, (rule, values) in self._terms(local).items():
             if values[0].dtype.name in LOW_PRECISION:
@@ -287,7 +287,7 @@ class ReferenceProgram:
             with np.errstate(all="ignore"):
                 terms = [(share * value).astype(value.dtype) for share, value in zip(shares, values)]
                 sums = (sum(terms[k:] + terms[:k], np.zeros_like(exact)) for k in range(0, count, -(-count // ORDERS)))
-                unit = np.finfo(exact.dtype).eps * np.mean(np.abs(values), axis=0)
+                unit = max(float(np.finfo(exact.dtype).eps), wire) * np.mean(np.abs(values), axis=0)
                 most = np.max([unit, *(np.abs(total - exact) for total in sums)], axis=0)
             moved[name] = np.where(np.isfinite(most), most, 0)
         return moved

@@ -95,7 +95,8 @@ class StepComparison:
                 runner.settle(moved, base)
                 if runner.measured is not None:  # one run may have said too little
                     runner.noise.update(runner.measured[1].measured().noise(runner.measured[0]))
-            step = replace(step, moved=moved, ends=summation_orders(reference, self.own, self.settings, sent, update))
+            ends = summation_orders(reference, self.own, self.settings, sent, update, runner.wire)
+            step = replace(step, moved=moved, ends=ends)
             second = self._without_rounding(step, self._second(step))
         merged = comparisons.without(names)
         merged.entries += second.entries

@@ -36,6 +36,7 @@ from gopt.importers.load import load_file
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
+from gopt.ir.types import LOW_PRECISION
 from gopt.options.records import changed
 from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
@@ -64,6 +65,7 @@ from gopt.verification.reference_graphs import PROBE
 from gopt.verification.reference_step import ReferenceProgram
 from gopt.verification.result import Verification
 from gopt.verification.second_engine import check_step
+from gopt.verification.sensitivity import UNITS
 from gopt.verification.source_duals import check_source_duals
 from gopt.verification.stage_terms import terms_of_stages
 from gopt.verification.startup_check import check_startup
@@ -245,8 +247,16 @@ class Verifier:
 
     def _tolerance(self) -> float:
         """By the narrowest participating type, in the source or on the wire."""
-        graphs = [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
-        return max(tolerance_of(graph) for graph in (self.training.graph, *graphs))
+        return max(map(tolerance_of, (self.training.graph, *self._graphs())))
+
+    def _graphs(self) -> list[Graph]:
+        return [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
+
+    def wire(self) -> str:
+        """The halves in the ranks' files alone, to which gradients are rounded on the wire; "" for none."""
+        source = {type.dtype for type in self.training.graph.types.values()}
+        kinds = {type.dtype for graph in self._graphs() for type in graph.types.values()} - source
+        return max(kinds & LOW_PRECISION, key=UNITS.__getitem__, default="")
 
     def _drawn(self) -> bool:
         return any(state.tensor not in self.stored for state in self.training.states)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from option_gen import servers
 from option_gen.judge import judge
-from option_gen.make import Setting, outcomes, structure
+from option_gen.make import Setting, outcomes, structure, wild
 from products import part
+
+import gopt
 
 GOOD = ("right", "refused", "unconfirmed")
 FOUND = [
@@ -80,6 +85,16 @@ FOUND = [
     Setting("structure 81634", "shard=2", 1, 1, None, {}),
     # The largest element of shares without elements.
     Setting("written 333", "pp=2,shard=3", 1, 3, None, {"shard": {"bucket-mb": 0.01}}),
+    # The checker took a stored value beside an input that nobody feeds for a batch.
+    Setting("mlp_sgd / unused values", "dp=2", 0, 1, None, {}),
+    # In a function, the shape of a constant of an open size was not known: a gradient was another value.
+    Setting("written 200091 / the step as one function", "dp=2", 0, 1, None, {}),
+    # The files of stages have nodes without results beside functions.
+    Setting("mlp_torchoptim_adamw / functions with optional inputs", "pp=2", 0, 2, None, {}),
+    # A value of an open size times one of known size.
+    Setting("optim/clip_value / split and joined", "dp=2", 0, 1, None, {}),
+    # A moment in eight bits turns by one where gradients are rounded for the wire.
+    Setting("written 220212", "shard=2", 2, 1, None, {"shard": {"reduce-dtype": "float16"}}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""
@@ -121,6 +136,36 @@ def test_ranks_of_drawn_structures_are_right(seed, tmp_path):
     setting = Setting.draw(seed, structure(seed))
     verdict = judge(setting, tmp_path)
     assert verdict.outcome in outcomes(setting.step, *GOOD), verdict.why
+
+
+@pytest.mark.parametrize("seed", part(range(2000, 2400), 4))
+def test_ranks_of_drawn_forms_are_those_of_the_plain_step(seed, tmp_path):
+    setting = Setting.draw(seed, wild(seed))
+    verdict = judge(setting, tmp_path)
+    assert verdict.outcome in (*GOOD, "unproven", "unfit"), verdict.why
+
+
+def test_places_of_an_open_number_are_no_window(tmp_path):
+    """In functions of functions shapes are not known, and the proof ended as a defect."""
+    setting = Setting("stream 200821 / functions in functions", "sp=2", 0, 1, None, {})
+    assert judge(setting, tmp_path).outcome in ("right", "unproven")
+
+
+def test_parts_beside_a_value_of_open_lengths_end_in_no_defect(tmp_path):
+    """The proof took the dimensions of a value that has none it knows."""
+    passes = {"recompute": {"policy": "selective"}}
+    setting = Setting("stream 240313 / split and joined", "cp=3,dp=2", 0, 3, None, passes)
+    sharded = gopt.shard(setting.file(tmp_path), setting.mesh, **setting.options(tmp_path))
+    sharded.write(tmp_path / "ranks")
+    assert json.loads((tmp_path / "ranks" / "report.json").read_text())["proof"]["verdict"] != "different"
+
+
+@pytest.mark.parametrize("step", ["written 220989", "structure 232640"])
+def test_halves_on_the_wire_are_no_difference(step, tmp_path):
+    """A moment in eight bits turned by one; gradients times 4096 were infinite on the wire."""
+    words = ("--trainers", "2", "--servers", "1", "--wire", "float16")
+    split = servers.Split(Setting(step, "", 0, 1, None, {}), words)
+    assert servers.judge(split, tmp_path).outcome == "right"
 
 
 def test_settings_are_of_every_kind():

@@ -16,7 +16,7 @@ from products import part
 from wild_gen.form import Form
 from wild_gen.judge import RANKS, hold_numbers, written
 from wild_gen.steps import NAMES, forward_of, step
-from wild_gen.table import EQUAL, FORMS
+from wild_gen.table import EQUAL, FORMS, Unfit, rewritten
 
 import gopt
 from gopt.ir.functions import inline_functions
@@ -99,14 +99,11 @@ def drawn_pair(generator: random.Random, folder: Path) -> tuple[str, list[Form],
         name, forms = generator.choice(NAMES), generator.sample(EQUAL, 2)
         if any((form.only and name not in form.only) or name in form.gaps for form in forms):
             continue
-        forms.sort(key=lambda form: "name" in form.name)  # other edits know the loss by its name
-        model, old = step(name), dict[str, str]()
+        model = step(name)
         try:
-            for form in forms:
-                old = {**old, **(form.edit(model, folder) or {})}
-        except (LookupError, StopIteration, ValueError, OSError, onnx.checker.ValidationError):
+            return name, forms, model, rewritten(model, forms, folder)
+        except Unfit:
             continue
-        return name, forms, model, old
 
 
 # --- gopt derive ----------------------------------------------------------------------------------------------------

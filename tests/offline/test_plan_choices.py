@@ -6,28 +6,21 @@ import random
 
 import pytest
 from helpers import source
+from option_gen.make import Setting
+from option_gen.rows import LINK, as_shard, weighed_again
 from products import part
 
 import gopt
-from gopt.offline.device import device_of
-from gopt.offline.plan import PlanChoice, costs_of
-from gopt.records.topology import Topology
+from gopt.offline.plan import PlanChoice
 
 STEPS = (
     "mlp_adamw", "gpt_adamw", "cnn_sgd", "emb_adamw", "mlp_mom_clip_sched", "families/moe_adamw",
     "families/llama_adamw_clip", "families/t5_adamw", "families/vit_mom",
 )  # fmt: skip
-LINK = "4x200GB/s:5us,25GB/s:10us"
 
 
-def weighed_again(choice: PlanChoice, name: str, device: str | None, link: str | None) -> PlanChoice:
-    """The figures of a choice, of the ranks that ``gopt shard`` makes with its options."""
-    axes = link if choice.mesh.splits_computation else None
-    options = choice.settings.applied(gopt.ShardOptions(link=axes))
-    sharded = gopt.shard(source(name), choice.mesh, options, prove=False)
-    topology = None if link is None else Topology.parse(link, choice.mesh)
-    figures = None if device is None else device_of(device)
-    return next(iter(costs_of(sharded.program, sharded.ran, [choice.settings], topology, figures)))
+def weighed(choice: PlanChoice, name: str, device: str | None) -> PlanChoice:
+    return weighed_again(choice, as_shard(choice, source(name), LINK, prove=False), device, LINK)
 
 
 def drawn(choices: list[PlanChoice], count: int, seed: int) -> list[PlanChoice]:
@@ -51,7 +44,7 @@ def drawn(choices: list[PlanChoice], count: int, seed: int) -> list[PlanChoice]:
 def test_shard_takes_every_choice_and_writes_what_was_weighed(name, ranks, device, memory):
     plan = gopt.plan(source(name), ranks, device=device, link=LINK, memory=memory)
     for choice in drawn([row.choice for row in plan.choices], 4, ranks):
-        assert weighed_again(choice, name, device, LINK) == choice
+        assert weighed(choice, name, device) == choice
 
 
 @pytest.mark.parametrize(
@@ -69,4 +62,12 @@ def test_shard_takes_every_choice_and_writes_what_was_weighed(name, ranks, devic
 def test_so_it_is_of_a_mesh_that_the_user_gives(name, mesh, device):
     plan = gopt.plan(source(name), mesh, device=device, link=LINK)
     for choice in drawn([row.choice for row in plan.choices], 4, len(mesh)):
-        assert weighed_again(choice, name, device, LINK) == choice
+        assert weighed(choice, name, device) == choice
+
+
+def test_stages_send_parts_of_buckets(tmp_path):
+    """The plan counted the whole bucket."""
+    step = gopt.load(Setting("structure 210254", "", 0, 1, None, {}).file(tmp_path))
+    plan = gopt.plan(step, "shard=2,pp=4", device="cpu", link=LINK, micro_batches=2)
+    choice = plan.choices[0].choice
+    assert weighed_again(choice, as_shard(choice, step, LINK, prove=False), "cpu", LINK) == choice

@@ -1,8 +1,10 @@
 """Settings, one after the other: ``cd tests && python -m option_gen --seed 1 --minutes 5``.
 
-With ``--structures``, steps are drawn ones of ``whole_gen``. With ``--lives``, ranks of one setting train, and go on as
+With ``--structures``, steps are drawn ones of ``whole_gen``; with ``--wild``, drawn ones and fixtures in other forms,
+beside the plain ones. With ``--lives``, ranks of one setting train, and go on as
 trainers and servers, or as ranks of another setting. With ``--numbers``, all that ranks compute is compared with the
-numbers of what the proof reads.
+numbers of what the proof reads. With ``--rows``, ranks are of a row of a plan; with
+``--servers``, the step is split between trainers and servers.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from typing import Any
 
 import draws
 
-from option_gen import judge, life, numbers
-from option_gen.make import Setting, structure
+from option_gen import judge, life, numbers, rows, servers
+from option_gen.make import Setting, structure, wild
 
 KINDS: Mapping[str, tuple[Any, Callable[[Any, Path], draws.Verdict]]] = {
     "settings": (Setting, judge.judge), "lives": (life.Life, life.judge), "numbers": (numbers.Ranks, numbers.judge),
+    "rows": (rows.Row, rows.judge), "servers": (servers.Split, servers.judge),
 }  # fmt: skip
 """What is drawn, and what judges it."""
 
@@ -35,10 +38,13 @@ def main() -> int:
     parser = draws.parser("option_gen", __doc__)
     parser.add_argument("--lives", action="store_const", dest="kind", const="lives", default="settings")
     parser.add_argument("--numbers", action="store_const", dest="kind", const="numbers")
+    parser.add_argument("--rows", action="store_const", dest="kind", const="rows")
+    parser.add_argument("--servers", action="store_const", dest="kind", const="servers")
     parser.add_argument("--structures", action="store_const", dest="step", const=structure)
+    parser.add_argument("--wild", action="store_const", dest="step", const=wild)
     options = parser.parse_args()
     cases = draws.of_seeds(options, partial(one, kind=options.kind, step=options.step))
-    return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed"))
+    return draws.run(cases, options.minutes, quiet=("right", "refused", "unconfirmed", "unfit", "unverified"))
 
 
 if __name__ == "__main__":

@@ -73,8 +73,9 @@ def judge(life: Life, folder: Path) -> Verdict:
 
 
 def _judged(life: Life, folder: Path) -> Verdict:
-    step, home, proof = life.before.file(folder), folder / "0", None
+    home, proof = folder / "0", None
     try:
+        step = life.before.file(folder)
         gopt.shard(step, life.before.mesh, **life.before.options(folder)).write(home)
     except (InputError, OptionError, UnsupportedError) as error:
         return Verdict("refused", str(error))

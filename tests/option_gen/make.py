@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 from drawn_schedules import draw
 from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
 from onnx import ModelProto
 from whole_gen.kinds import of_seed
 from whole_gen.steps import written as of_plan
+from wild_gen.form import Form
+from wild_gen.table import GENERAL, rewritten
 
 from gopt.schedules.schedule_file import to_text
 
@@ -28,6 +31,8 @@ STEPS: Mapping[str, Callable[[int], ModelProto]] = {
     STREAM: lambda seed: make(Recipe.draw(seed)).model, STRUCTURE: lambda seed: of_seed(seed, SAMPLES, 1).model(),
     WRITTEN: lambda seed: of_plan(seed, SAMPLES, 1).model(),
 }  # fmt: skip
+FORM = " / "
+"""Behind a step, and in front of a form of ``wild_gen`` that it is written in."""
 SAMPLES = 4
 DRAWN = "drawn "
 """A schedule of ``drawn_schedules``: this, and the seed, members and micro-batches."""
@@ -94,14 +99,30 @@ class Setting:
             "schedule": self.schedule and written(self.schedule, folder), "passes": self.passes,
         }  # fmt: skip
 
+    @property
+    def forms(self) -> list[Form]:
+        """The forms that the step is written in."""
+        return [GENERAL[name] for name in self.step.split(FORM)[1:]]
+
+    @property
+    def plain(self) -> Setting:
+        """The same of the step as it is."""
+        return replace(self, step=self.step.split(FORM)[0])
+
     def file(self, folder: Path) -> Path:
-        """The step's file: a fixture, or written into the folder."""
-        kind = next((kind for kind in STEPS if self.step.startswith(kind)), None)
-        if kind is None:
-            return FIXTURES / f"{self.step}.onnx"
-        model = STEPS[kind](int(self.step.removeprefix(kind)))
-        (folder / "step.onnx").write_bytes(model.SerializeToString())
-        return folder / "step.onnx"
+        """The step's file: a fixture, or written into the folder. Raises Unfit."""
+        return self.named_file(folder)[0]
+
+    def named_file(self, folder: Path) -> tuple[Path, dict[str, str]]:
+        """The file, and what became of the plain step's names."""
+        plain = self.plain.step
+        kind, path = next((kind for kind in STEPS if plain.startswith(kind)), None), folder / "step.onnx"
+        if kind is None and not self.forms:
+            return FIXTURES / f"{plain}.onnx", {}
+        model = STEPS[kind](int(plain.removeprefix(kind))) if kind else onnx.load(FIXTURES / f"{plain}.onnx")
+        names = rewritten(model, self.forms, folder) if self.forms else {}
+        path.write_bytes(model.SerializeToString())
+        return path, names
 
     def told(self) -> str:
         """As a command line."""
@@ -134,6 +155,13 @@ def outcomes(step: str, *good: str) -> tuple[str, ...]:
 def structure(seed: int) -> str:
     """The name of a drawn step of a seed: of a structure, two of three times."""
     return f"{STRUCTURE if seed % 3 else WRITTEN}{seed}"
+
+
+def wild(seed: int) -> str:
+    """A drawn step or a fixture in one form or two."""
+    r = random.Random(f"wild {seed}")
+    step = r.choice((structure(seed), r.choice(fixtures()), f"{STREAM}{seed}"))
+    return FORM.join([step, *r.sample([*GENERAL], r.choice((1, 2)))])
 
 
 @cache

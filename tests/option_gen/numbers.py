@@ -21,7 +21,7 @@ from rank_simulator import World
 from split_gen.simulator import Simulation
 
 import gopt
-from gopt.errors import InputError, OptionError, UnsupportedError
+from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable, computed
@@ -55,7 +55,7 @@ class Ranks:
         """Ranks of a seed. RAdam's rectification loses the digits of stored constants."""
         setting, r = Setting.draw(seed, step), random.Random(f"numbers {seed}")
         if "radam" in setting.step:
-            return cls.draw(seed + 1_000_003, step)
+            return cls.draw(seed + 1_000_003)
         return cls(setting, split_words(r) if r.random() < 0.25 else (), r.choice((1, 2)))
 
     def told(self) -> str:
@@ -124,8 +124,9 @@ class WideProgram:
         """A result; ones of random nodes, which no expression has numbers of."""
         try:
             return computed(self.graph, node, index, read) if node.outputs[index] else np.ones(())
-        except Unevaluable:
-            return np.ones(self.graph.types[node.outputs[index]].dims)
+        except (Unevaluable, GoptError, KeyError):  # as in ExpressionValues
+            type = self.graph.type_of(node.outputs[index])
+            return np.ones(type.dims if type.static else ())
 
     def _meant(self, name: str) -> Array:
         stored, meant = np.asarray(self.graph.initializers[name].numpy()), self._due(name)

@@ -62,7 +62,7 @@ def metrics(model: ModelProto, folder: Path) -> None:
     add(
         model,
         helper.make_node("Shape", [x], ["wild.shape"]),
-        helper.make_node("Greater", [LOSS, store(model, "wild.zero", 0)], ["wild.flag"]),
+        helper.make_node("Greater", [LOSS, store(model, "wild.zero", 0, _dtype(model))], ["wild.flag"]),
     )
     kind = next(each for each in model.graph.input if each.name == x).type.tensor_type
     output(model, "wild.shape", TensorProto.INT64, [len(kind.shape.dim)])
@@ -80,13 +80,13 @@ def shown_by_element(model: ModelProto, folder: Path) -> None:
 def two_losses(model: ModelProto, folder: Path) -> None:
     """Another output as far from the data as the loss is."""
     add(model, helper.make_node("Add", [LOSS, LOSS], ["wild.loss"]))
-    output(model, "wild.loss")
+    output(model, "wild.loss", _loss(model))
 
 
 def summed_losses(model: ModelProto, folder: Path) -> None:
     """The loss is the sum of two parts, which are outputs too."""
     makers = [node.name for node in model.graph.node if LOSS in node.output]
-    half = store(model, "wild.half", 0.5)
+    half = store(model, "wild.half", 0.5, _dtype(model))
 
     def parts(node: NodeProto) -> list[NodeProto]:
         own = copy_of(node)
@@ -99,8 +99,17 @@ def summed_losses(model: ModelProto, folder: Path) -> None:
         ]
 
     rewrite(model, makers, parts)
-    output(model, "wild.part0")
-    output(model, "wild.part1")
+    output(model, "wild.part0", _loss(model))
+    output(model, "wild.part1", _loss(model))
+
+
+def _loss(model: ModelProto) -> int:
+    """The type of the loss."""
+    return next(each.type.tensor_type.elem_type for each in model.graph.output if each.name == LOSS)
+
+
+def _dtype(model: ModelProto) -> np.dtype:
+    return helper.tensor_dtype_to_np_dtype(_loss(model))
 
 
 # --- dimensions -----------------------------------------------------------------------------------------------------

@@ -79,8 +79,12 @@ def with_attribute(model: ModelProto, folder: Path) -> None:
         [], [helper.make_attribute("slope", 1.0)],
     )  # fmt: skip
 
+    known = infos(model)
+
     def behind(node: NodeProto) -> list[NodeProto]:
         own, out = copy_of(node), node.output[0]
+        if known[out].type.tensor_type.elem_type == onnx.TensorProto.DOUBLE:
+            raise ValueError("ONNX Runtime has no LeakyRelu of doubles")
         own.output[0] = f"{out}.first"
         return [
             own,
@@ -102,7 +106,9 @@ def optional_inputs(model: ModelProto, folder: Path) -> None:
     """A function with a middle input that calls leave empty, and a last one that they leave out."""
     clip = helper.make_node("Clip", ["a", "low", "high"], ["b"])
     function(model, "Limited", ["a", "low", "high"], ["b"], [clip])
-    bounds = {code: store(model, f"wild.high{code}", 6e4, helper.tensor_dtype_to_np_dtype(code)) for code in (1, 10)}
+    bounds = {
+        code: store(model, f"wild.high{code}", 6e4, helper.tensor_dtype_to_np_dtype(code)) for code in (1, 10, 11)
+    }
     known = infos(model)
 
     def behind(node: NodeProto) -> list[NodeProto]:

@@ -9,6 +9,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from steps_gen.graphs import reads
 
 LOSS = "loss"
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
+"""Types of parameters."""
 
 
 def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
@@ -37,7 +39,7 @@ def parameters(model: ModelProto) -> list[str]:
     used = {name for node in forward(model) for name in reads(node)}
     return [
         each.name for each in graph.input
-        if each.name in held and each.name in used and each.type.tensor_type.elem_type == TensorProto.FLOAT
+        if each.name in held and each.name in used and each.type.tensor_type.elem_type in FLOATS
         and each.type.tensor_type.shape.dim
     ]  # fmt: skip
 

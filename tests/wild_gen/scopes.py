@@ -11,7 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from wild_gen.bodies import TRUE, body, each_product, in_loop, in_scan
 from wild_gen.form import Form, refused
 from wild_gen.functions import function, products
-from wild_gen.rewriting import copy_of, infos, parameters, rewrite, store
+from wild_gen.rewriting import FLOATS, copy_of, infos, parameters, rewrite, store
 from wild_gen.steps import NAMES
 
 Wrap = Callable[[ModelProto, NodeProto, ValueInfoProto], list[NodeProto]]
@@ -41,7 +41,7 @@ def like(kind: ValueInfoProto, name: str) -> ValueInfoProto:
 
 def outer_three(model: ModelProto) -> None:
     """A stored three of the graph, for every type: who mistakes it for a body's one is far off."""
-    for code in (TensorProto.FLOAT, TensorProto.FLOAT16):
+    for code in (*FLOATS, TensorProto.FLOAT16):
         name = f"{OUTER}{code}"
         if not any(each.name == name for each in model.graph.initializer):
             store(model, name, 3, helper.tensor_dtype_to_np_dtype(code))
@@ -227,7 +227,7 @@ def _omitted(model: ModelProto, given: bool) -> None:
     known = infos(model)
     unread = {
         code: store(model, f"wild.unread{code}", 3, helper.tensor_dtype_to_np_dtype(code))
-        for code in (TensorProto.FLOAT, TensorProto.FLOAT16)
+        for code in (*FLOATS, TensorProto.FLOAT16)
     }
 
     def made(code: int, out: str) -> str:
@@ -265,7 +265,7 @@ def _omitted(model: ModelProto, given: bool) -> None:
 def optional_in_body(model: ModelProto, folder: Path) -> None:
     """A function whose body reads an operand that a call leaves out, and one that it gives."""
     known = infos(model)
-    highs = {code: store(model, f"wild.top{code}", 6e4, helper.tensor_dtype_to_np_dtype(code)) for code in (1, 10)}
+    highs = {code: store(model, f"wild.top{code}", 6e4, helper.tensor_dtype_to_np_dtype(code)) for code in (1, 10, 11)}
 
     def branch(label: str) -> GraphProto:
         inside = helper.make_node("Clip", ["a", "low", "high"], ["c"])

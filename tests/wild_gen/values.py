@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, 
 
 from wild_gen.form import Form, refused
 from wild_gen.functions import products
-from wild_gen.rewriting import batch, copy_of, infos, replace_nodes, rewrite, store
+from wild_gen.rewriting import FLOATS, batch, copy_of, infos, replace_nodes, rewrite, store
 from wild_gen.steps import NAMES
 
 
@@ -66,7 +66,7 @@ def as_initializers(model: ModelProto, folder: Path) -> None:
 def filled(model: ModelProto, folder: Path) -> None:
     """Constants of one number through ConstantOfShape."""
     made = []
-    for each in _take(model, [each for each in _constants(model) if each.data_type == 1 and len(each.dims) == 0]):
+    for each in _take(model, [each for each in _constants(model) if each.data_type in FLOATS and not each.dims]):
         shape = store(model, f"{each.name}.shape", [], np.int64)
         value = helper.make_tensor("v", each.data_type, [1], [float(numpy_helper.to_array(each))])
         made.append(helper.make_node("ConstantOfShape", [shape], [each.name], value=value))
@@ -92,6 +92,8 @@ def external(
     def edit(model: ModelProto, folder: Path) -> None:
         ends: dict[str, int] = {}
         for k, each in enumerate(model.graph.initializer):
+            if helper.tensor_dtype_to_np_dtype(each.data_type).name.endswith(("int4", "float4_e2m1fn")):
+                raise ValueError("two elements of a byte, which to_array takes apart")
             raw = numpy_helper.to_array(each).tobytes()
             location = place(k)
             at = ends.get(location, 0) + gap if gap else ends.get(location, 0)
@@ -117,11 +119,11 @@ def external(
 
 def one_place(model: ModelProto, folder: Path) -> None:
     """Two values that are the same bytes of a file."""
-    arrays = [each for each in model.graph.initializer if each.data_type == 1]
+    arrays = [each for each in model.graph.initializer if each.data_type in FLOATS]
     whole = max(arrays, key=lambda each: int(np.prod(each.dims)))
     (folder / "shared.bin").write_bytes(numpy_helper.to_array(whole).tobytes())
     for name in (whole.name, "wild.same"):
-        made = TensorProto(name=name, data_type=1, dims=whole.dims)
+        made = TensorProto(name=name, data_type=whole.data_type, dims=whole.dims)
         made.data_location = TensorProto.EXTERNAL
         made.external_data.add(key="location", value="shared.bin")
         if name == whole.name:
@@ -278,7 +280,7 @@ def unused_of(code: int, count: int, held: int) -> Callable[[ModelProto, Path], 
     return edit
 
 
-FLOATS = tuple(name for name in NAMES if name != "emb_adamw")
+OF_FLOATS = tuple(name for name in NAMES if name != "emb_adamw")
 """Steps whose batch is of floats."""
 ONE = np.asarray([1.0])
 FORMS = [
@@ -322,6 +324,6 @@ FORMS = [
     Form("optionals", behind_products(through_optional)),
     Form("split and joined", behind_products(split_and_joined)),
     Form("sequence as input", sequence_input, refused(4, "'wild.list'", "sequence")),
-    Form("sequence as output", sequence_output, refused(4, "'wild.list'", "sequence"), FLOATS),
+    Form("sequence as output", sequence_output, refused(4, "'wild.list'", "sequence"), OF_FLOATS),
     Form("optional as output", optional_output, refused(4, "'wild.maybe'", "optional")),
 ]

@@ -59,7 +59,8 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
             "export the model without functions that call themselves",
         )
     result = work.finish()
-    if any(name and name not in result.types for node in result.nodes for name in node.outputs):
+    types = ((node, result.types.get(name)) for node in result.nodes for name in node.outputs if name)
+    if any(type is None or (isinstance(node.origin, Origin) and not type.static) for node, type in types):
         infer_types(result)
     return result
 

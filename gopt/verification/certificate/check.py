@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import prod
@@ -154,18 +154,14 @@ class FolderCheck(NodeChecker):
                 axes = self.varying if name in self.local else self.varying & {MICRO}
             initial = "initial state" if MICRO in axes else "state"
             for number, kind, varies in zip(numbers, (initial, "state"), (axes - {MICRO}, axes)):
-                self._leaf(number, kind, name, varies, state.shape)
-            if name != state.tensor:
-                raise WrongLine(name, state.tensor)
+                self._leaf(number, kind, name, state.tensor, varies, state.shape)
             self.states[name] = numbers
         self.starts, self.during, self.new = ({name: of[at] for name, of in self.states.items()} for at in range(3))
         for entry in self.manifest.common.inputs:
             name, number = self.take(self.next("input"), "input", "number")
             batch = entry.kind.value == "batch"
             varies = self.varying if batch else frozenset()
-            self._leaf(number, "batch" if batch else "input", name, varies, entry.shape)
-            if name != entry.name:
-                raise WrongLine(name, entry.name)
+            self._leaf(number, "batch" if batch else "input", name, entry.name, varies, entry.shape)
             self.inputs[name] = number
         self.combined = list[dict[str, Any]]()
         while "combined" in self.rows[self.number]:
@@ -178,10 +174,10 @@ class FolderCheck(NodeChecker):
         if list(self.shown) != [output.name for output in self.manifest.common.outputs]:
             raise WrongLine(f"outputs {list(self.shown)}", "the outputs of the manifest")
 
-    def _leaf(self, number: int, kind: str, name: str, varies: frozenset[str], shape: Sequence[Any] | None) -> None:
-        form = ExpressionLine(kind, name, (), None if shape is None else tuple(shape))
-        if self.forms[number] != form or self.varies[number] != varies:
-            actual = f"{self.forms[number]}, which varies along {sorted(self.varies[number])}"
+    def _leaf(self, number: int, kind: str, name: str, of: str, varies: frozenset[str], shape: Any) -> None:
+        form = ExpressionLine(kind, of, (), None if shape is None else tuple(shape))
+        if (name, self.forms[number], self.varies[number]) != (of, form, varies):
+            actual = f"{name}, {self.forms[number]}, which varies along {sorted(self.varies[number])}"
             raise WrongLine(actual, f"{form}, along {sorted(varies)}")
 
     # --- programs ---
@@ -234,9 +230,10 @@ class FolderCheck(NodeChecker):
         self.where = ", ".join(str(value) for value in program.head.values())
         self.line, self.subject = program.lines.get(name, self.line), name
 
-    def _constants(self, program: CheckedProgram) -> None:
+    def _constants(self, program: CheckedProgram, fed: Collection[str] = ()) -> None:
+        """Stored values beside no fed input."""
         for name, tensor in program.graph.initializers.items():
-            if name in program.values and name in program.rules and name not in program.graph.inputs:
+            if name in program.values and name in program.rules and name not in fed:
                 self._at(program, name)
                 if program.rules[name] != "constant":
                     raise WrongLine(f"rule {program.rules[name]}", "rule constant")
@@ -381,7 +378,6 @@ class FolderCheck(NodeChecker):
         for phase, times in self.schedule.items():
             for entry in self.manifest.ranks:
                 self._inputs(programs[entry.rank, phase], entry, times)
-                self._constants(programs[entry.rank, phase])
             self._phase([programs[entry.rank, phase] for entry in self.manifest.ranks])
             for entry in self.manifest.ranks:
                 program = programs[entry.rank, phase]
@@ -397,9 +393,12 @@ class FolderCheck(NodeChecker):
         self._ends(shown, types)
 
     def _inputs(self, program: CheckedProgram, entry: RankEntry, times: int) -> None:
-        """The inputs of a rank are the pieces of the manifest."""
-        states = {state.input: state for state in self.manifest.states_of(entry)}
+        """The inputs of a rank are the pieces of the manifest, or constants."""
+        states, fed = {state.input: state for state in self.manifest.states_of(entry)}, self.manifest.fed(entry)
+        self._constants(program, fed)
         for name, type in program.graph.inputs.items():
+            if name in program.graph.initializers and name not in fed:
+                continue
             self._at(program, name)
             if name not in program.values or program.rules[name] != "input":
                 raise WrongLine(f"{name}, rule {program.rules.get(name)}", "rule input")

@@ -334,10 +334,12 @@ class Boxes(Movements):
 
     def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
-        dimension; None for any other value."""
-        shape = self._sizes(number) or ()
+        dimension; None for any other value, and for open lengths."""
+        shape = self._sizes(number)
         if runs == ((0, size),):
             return number
+        if shape is None:
+            return None
         sizes = (*shape[:dim], size, *shape[dim + 1 :])
         value = self.uniform(number)
         if value is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +93,11 @@ class CertificateWriter:
         ]
         wanted = local_graph(training, reduction.value, training.forward_metrics).outputs
         before = self._swept(subgraph(graph, graph.nodes, wanted, ()), expected.during | inputs, local)
-        section = self._section({"program": "local"}, graph, before, {})
+        section = self._section({"program": "local"}, graph, before, {}, ())
         met = {name: update[name] for name in combined(training) if name in update}
         wanted = update_graph(training, [name for name in training.shown if name not in before]).outputs
         behind = self._swept(subgraph(graph, graph.nodes, wanted, met), expected.start | inputs | met, update)
-        self._section({"program": "update"}, graph, behind, section)
+        self._section({"program": "update"}, graph, behind, section, ())
 
     def _combined(self, name: str, reduction: LossReduction) -> Line:
         """Where a combined value comes from, and by which rule."""
@@ -138,15 +138,16 @@ class CertificateWriter:
 
     def _ranks(self) -> None:
         """The values of all ranks, and the states that micro-steps leave behind."""
-        prover, lead = self.prover, dict[str, Section]()
+        prover, lead, entries = self.prover, dict[str, Section](), {entry.rank: entry for entry in self.manifest.ranks}
         for rank, values in zip(prover.relation.ranks, prover.ranks):
-            moving = dict[str, int]()
+            moving, fed = dict[str, int](), self.manifest.fed(entries[rank.rank])
             for (phase, times), results in zip(prover.relation.schedule.items(), values.files):
                 moving |= {name: results[name] for name in moving.keys() & rank.graphs[phase].inputs.keys()}
                 graph = rank.graphs[phase]
                 if times > 1 and rank.sums:
                     results = self._generic(rank, graph, results)
-                section = self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
+                head = {"rank": rank.rank, "phase": phase}
+                section = self._section(head, graph, results, lead.get(phase, {}), fed)
                 lead.setdefault(phase, section)
                 moved = [state for state in rank.states if state.output in graph.outputs]
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
@@ -163,8 +164,11 @@ class CertificateWriter:
             )
         return {**results, **after}
 
-    def _section(self, head: Line, graph: Graph, values: SweptValues, lead: Section) -> Section:
-        """Write the values of a graph without an equal in another graph, ``lead``; return all."""
+    def _section(
+        self, head: Line, graph: Graph, values: SweptValues, lead: Section, fed: Collection[str]
+    ) -> Section:  # fmt: skip
+        """Write the values of a graph without an equal in another graph, ``lead``; return all. A stored value beside
+        no input in ``fed`` is a constant."""
         self.values.append(head)
         producers, section = graph.producers(), Section()
         for name in order_of(graph):
@@ -172,7 +176,8 @@ class CertificateWriter:
             if number is None or self.expressions.all[number].op == UNDEFINED:
                 continue
             node = producers.get(name) if name not in graph.inputs else None
-            kind = "input" if name in graph.inputs else "constant" if node is None else operator_name(node)
+            stored = name in graph.initializers and name not in fed
+            kind = "constant" if stored else "input" if node is None else operator_name(node)
             before, of, rule = lead.get(name, (-1, "", ""))
             if (before, of) != (number, kind):
                 due = kind if node is None else self._rule(node, values)

@@ -199,7 +199,7 @@ def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
             for a, b in zip(long[front:], short)
         ):
             raise ValueError(f"{list(long)} and {list(short)} do not broadcast")
-        tail = tuple(b if a == 1 else a for a, b in zip(long[front:], short))
+        tail = tuple(b if a == 1 or (isinstance(b, int) and b != 1) else a for a, b in zip(long[front:], short))
         result = (*long[:front], *tail)
     return result
 

@@ -20,7 +20,7 @@ from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws, sum_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
-from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape
+from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
@@ -57,7 +57,7 @@ class PlacesRead:
 
 
 def window(reader: NodeReader, number: int) -> PlacesRead | None:
-    """The places behind a part, a row of parts and borders, or a permuted one."""
+    """The places behind a part, a row of parts and borders, or a permuted one; None for an open number of places."""
     expressions = reader.expressions
     box = expressions.box(number)
     whole, selection = box or (number, (None,) * len(expressions.shape(number) or ()))
@@ -72,8 +72,10 @@ def window(reader: NodeReader, number: int) -> PlacesRead | None:
             result = replace(inner, whole=moved, ranges=tuple(inner.ranges[dim] for dim in perm))
     elif op == VIEW and operands[0] >= expressions.of_ranks:
         result = _viewed(reader, operands[0], shape)
+    if result is None and elements(shape) is not None:
+        result = PlacesRead(whole, tuple(((0, size),) for size in cast(tuple[int, ...], shape)))
     if result is None:
-        result = PlacesRead(whole, tuple(((0, int(size or 0)),) for size in shape or ()))
+        return None
     ranges = tuple(inside(runs, chosen) or () for runs, chosen in zip(result.ranges, selection))
     return replace(result, ranges=ranges) if all(ranges) else None
 

@@ -550,6 +550,7 @@ def test_a_state_plus_the_sum_of_its_changes_is_the_state_behind_all_micro_steps
 def test_a_broadcast_is_of_the_longest_shape():
     assert broadcast([(2, 1), (3,)]) == (2, 3) and broadcast([(), ("N", 4), (1, 4)]) == ("N", 4)
     assert broadcast([(2,), None]) is None
+    assert broadcast([("N", 4), (6, 4)]) == (6, 4) == broadcast([(6, 4), ("N", 1)])
     assert Expressions({}).uniform(ONE) == 1
 
 
