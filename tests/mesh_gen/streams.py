@@ -287,7 +287,7 @@ def grouped(s: Stream, h: str) -> str:
 
 
 def recurrent(s: Stream, h: str) -> str:
-    """A state that goes from token to token: with a gate, or a mean weighed by exponentials less their maximum so far."""
+    """A state that goes from token to token: with a gate, or a mean whose weights are exponentials."""
     t, (b, n, d) = s.t, s.t.shape(h)
     flat = s.r.random() < 0.5
     shifted = t.op("Concat", t.const(np.zeros((b, 1, d))), s.cut(h, 0, n - 1, 1), axis=1) if n > 1 else h
