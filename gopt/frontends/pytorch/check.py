@@ -134,17 +134,17 @@ def compare(
     _refuse_new_shapes(graph)
     shown = {name: graph.types[name] for name in branches if name in graph.types}
     graph = replace(graph, outputs={**graph.outputs, **shown})
-    given = graph, recipe, run_seen, options, draws, hyper, branches
+    arguments = graph, recipe, run_seen, options, draws, hyper, branches
     try:
-        return _compared(*given)
+        return _compared(*arguments)
     except _Difference:
         pass
     try:
-        return _compared(*given, shakes=SHAKES)
+        return _compared(*arguments, shakes=SHAKES)
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
-                return replace(_compared(*given, shakes=SHAKES, wide=True), rounding=difference.what)
+                return replace(_compared(*arguments, shakes=SHAKES, wide=True), rounding=difference.what)
         raise _refusal(difference) from None
 
 

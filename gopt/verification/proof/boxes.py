@@ -147,8 +147,8 @@ class Boxes(Movements):
             return None
         if number not in self._parts_of_rows:
             pieces = self.pieces(number)
-            found = (self._elements_in(row, pieces) for row in self._rows.get(pieces[0][0], ())[:CHOICES])
-            self._parts_of_rows[number] = next(filter(None, found), None)
+            boxes = (self._elements_in(row, pieces) for row in self._rows.get(pieces[0][0], ())[:CHOICES])
+            self._parts_of_rows[number] = next(filter(None, boxes), None)
         return self._parts_of_rows[number]
 
     def _elements_in(self, row: int, pieces: Sequence[Piece]) -> Box | None:
