@@ -177,10 +177,10 @@ def _compared(
     eager = EagerStates(recipe, run_seen, options, names, wide=wide)
     shaken = [EagerStates(recipe, run_seen, options, names, Shake(limits.shake, 5 + number), wide=wide)
               for number in range(shakes)]  # fmt: skip
-    others = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
+    disturbances = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
     if options.autocast is None and not wide:
-        others += [_Other([EagerStates(recipe, run_seen, options, names)], NARROW_NOISE, NarrowNoise)]
-        others += [_Other([EagerStates(recipe, run_seen, options, names)], KERNELS, _plain_kernels)]
+        disturbances += [_Other([EagerStates(recipe, run_seen, options, names)], NARROW_NOISE, NarrowNoise)]
+        disturbances += [_Other([EagerStates(recipe, run_seen, options, names)], KERNELS, _plain_kernels)]
     start = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
     cache_feeds = dict(hyper.values)
@@ -206,10 +206,10 @@ def _compared(
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
-        for other in others:
-            other.step(step, batch, numbers)
+        for disturbance in disturbances:
+            disturbance.step(step, batch, numbers)
         # Two losses, or two states that are rounding alone, may be near by chance: the largest difference so far.
-        drift = max([drift, *(other.of_losses(theirs[-1]) for other in others)])
+        drift = max([drift, *(disturbance.of_losses(theirs[-1]) for disturbance in disturbances)])
         near = limits.loss * (1 + abs(theirs[-1])) + drift
         if np.isnan(theirs[-1]):
             raise UnsupportedError(
@@ -221,20 +221,21 @@ def _compared(
                 "loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}", abs(losses[-1] - theirs[-1]) / near
             )
         for name, value in eager.outputs.items():
-            allowed = sum(other.of_outputs(name, value) for other in others)
+            allowed = sum(disturbance.of_outputs(name, value) for disturbance in disturbances)
             _check_output(name, step, results.pop(name), value, limits.loss, allowed)
         carried = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
         expected = eager.states()
         sizes = filter(np.isfinite, map(distance_of, expected.values() if limits.largest else ()))
         least = limits.largest * max(sizes, default=0.0)
         for name, value in expected.items():
-            noise[name] = max(noise.get(name, 0.0), sum(other.of_states(name, value) for other in others))
+            moved = sum(disturbance.of_states(name, value) for disturbance in disturbances)
+            noise[name] = max(noise.get(name, 0.0), moved)
             allowed = least + noise[name]
             worst = max(worst, (_distance(name, step, carried[name], value, allowed, start[name], limits), name))
         if step == 0:
             _check_again(EagerStates(recipe, run_seen, options, names, wide=wide), batch, numbers, eager, start, limits)
             # The rest compute in no narrow type, or by no other kernels.
-            others = [other for other in others if not other.equal(expected)]
+            disturbances = [disturbance for disturbance in disturbances if not disturbance.equal(expected)]
     one_sided = {branches[name]: None for name, outcomes in sides.items() if len(outcomes) < 2}
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates, one_sided=tuple(one_sided))
 
