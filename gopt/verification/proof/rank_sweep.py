@@ -392,7 +392,7 @@ class RankSweep:
         return dict(zip(node.outputs, results))
 
     def _form(self, node: Node) -> Hashable:
-        """What an elementwise node computes, and in which types, under any names; None for any other node."""
+        """The operator, attributes and types of an elementwise node, under any names; None for any other node."""
         if not record_of(node).elementwise or draws(node) or node.captures:
             return None
         types = self.graph.types
