@@ -21,6 +21,7 @@ def write(path: Path, shape: str, nodes: int, *options: str) -> Path:
     return path
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("shape", ["mlp", "gpt"])
 def test_the_thousand_node_step_is_proven(shape: str, tmp_path: Path) -> None:
     model = write(tmp_path / "step.onnx", shape, 1000)

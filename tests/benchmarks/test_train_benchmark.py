@@ -35,6 +35,7 @@ def test_the_counters_of_an_interface_are_found() -> None:
         counters.sent_on(DEV, "eth1")
 
 
+@pytest.mark.rest
 def test_memory_is_that_of_the_program() -> None:
     assert counters.memory("Name:\tx\nVmHWM:\t  2048 kB\nVmRSS:\t    1024 kB\n") == (1 << 20, 2 << 20)
     _, before = counters.memory()

@@ -82,6 +82,7 @@ def test_auto_splits_by_the_links_of_the_device(tmp_path, monkeypatch, capsys):
     assert report["figures"]["traffic"]["sent"] == first["traffic"]["sent"]
 
 
+@pytest.mark.rest
 def test_auto_on_stages_takes_the_schedule_too(tmp_path, monkeypatch, capsys):
     """The first row as it stands: micro-batches, schedule, and the bytes that the report has."""
     monkeypatch.chdir(tmp_path)

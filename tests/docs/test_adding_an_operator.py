@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "conftest.py",
+    "products.py",
     "helpers.py",
     "node_models.py",
     "operator_forms.py",

@@ -40,6 +40,7 @@ def _committed(name: str) -> str:
     return (FOLDER / f"{name}.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.rest
 def test_pictures_show_what_the_commands_print_now(scripts: dict[str, ModuleType]) -> None:
     """Those that measure differ from run to run: their commands are compared, and that they fill a screen."""
     terminal = scripts["terminal_picture"]

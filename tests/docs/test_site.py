@@ -95,6 +95,7 @@ needs_generator = pytest.mark.skipif(
 )
 
 
+@pytest.mark.rest
 @needs_generator
 def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

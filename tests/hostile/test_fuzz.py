@@ -14,6 +14,7 @@ def campaign(tmp_path_factory):
     return Campaign(list(KINDS), tmp_path_factory.mktemp("fuzz"))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_case_goes_wrong(campaign, kind):
     before = sum(campaign.codes.values())

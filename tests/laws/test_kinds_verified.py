@@ -67,6 +67,7 @@ def test_a_root_of_a_size_is_a_function_of_the_samples():
     assert found.kind == "refused" and is_due(w, found.text), found
 
 
+@pytest.mark.rest
 def test_a_gradient_of_a_masked_loss_beside_a_shown_sum_of_all():
     """Samples meet in a normalisation, so that no sums over them tell: the sum that is shown refuted the gradient, and
     the last two batches drawn confirmed each of its numbers, as they do any number."""

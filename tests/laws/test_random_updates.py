@@ -99,6 +99,7 @@ def choices(draw: Any) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.rest
 @settings(max_examples=12)
 @given(wide, ranks, choices(), st.sampled_from([1, 1, 3]))
 def test_a_random_update_is_equal_on_all_ranks(recipe, count, options, micro_steps):
@@ -108,6 +109,7 @@ def test_a_random_update_is_equal_on_all_ranks(recipe, count, options, micro_ste
     assert shard_and_compare(recipe, count, micro_steps=micro_steps, **options) == "equal"
 
 
+@pytest.mark.rest
 @settings(max_examples=8)
 @given(recipes, ranks, choices())
 def test_tensors_of_one_element_are_equal_or_refused(recipe, count, options):

@@ -94,6 +94,7 @@ def test_experts_and_tokens_are_divided_where_a_step_has_them():
     assert not any(axis in mesh for mesh in weighed("cnn_sgd", 4) for axis in ("ep", "cp", "sp"))
 
 
+@pytest.mark.rest
 def test_what_fits_may_need_more_axes_than_one():
     """The search goes on from the mesh that holds least until something fits."""
     least = min(each.held for rows in weighed("families/moe_adamw", 8).values() for each in rows)

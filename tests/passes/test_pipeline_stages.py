@@ -292,6 +292,7 @@ def test_a_copy_of_a_tied_parameter_is_no_further_state(tmp_path):
     assert gopt.verify(back, steps=2, confirm=False).equal
 
 
+@pytest.mark.rest
 def test_states_go_from_any_stages_to_any_mesh_and_back(tmp_path):
     """By the names of the source: bytes are equal on every mesh."""
     before = tmp_path / "before"

@@ -47,6 +47,7 @@ def test_partitions_behind_it(partition, tmp_path):
     equal(tmp_path / "out")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_micro_steps(stage, tmp_path):
     made = gopt.shard(source("gpt_adamw_clip_sched_fp16"), Mesh.parse("shard=2,tp=2"), stage=stage, accumulate=2)

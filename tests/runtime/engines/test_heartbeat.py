@@ -142,6 +142,7 @@ def test_what_a_rank_tells_is_checked():
         step_message(line.replace("1.5", '"x"'))
 
 
+@pytest.mark.rest
 @mpi
 @pytest.mark.parametrize(
     ("number", "victim"), part(itertools.product([signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT], [1, 0]), 1)
@@ -168,6 +169,7 @@ def test_the_rank_that_was_killed_is_named(number, victim, tmp_path):
     assert f"rank {victim} waited" not in lines[0] and "PID" not in errors
 
 
+@pytest.mark.rest
 @mpi
 def test_a_hang_under_a_users_own_launcher_names_the_rank_as_well(tmp_path):
     arguments = command(written(tmp_path), "faulty_data:batches", 500, "--deadline", "120")

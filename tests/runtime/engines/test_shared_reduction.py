@@ -70,6 +70,7 @@ def test_states_have_the_bits_of_threads(mesh, micro_steps, recipe, options, cou
     assert result(folder, data, "mpi") == (count, stored(tmp_path / "threads"))
 
 
+@pytest.mark.rest
 @mpi
 @pytest.mark.parametrize(
     ("mesh", "fault", "said"),
@@ -91,6 +92,7 @@ def test_every_reduction_while_ranks_are_late(mesh, fault, said, tmp_path):
     assert done.returncode == 0 and done.stdout.strip() == said, done.stderr[-3000:]
 
 
+@pytest.mark.rest
 @mpi
 @pytest.mark.parametrize(("stage", "fault"), part([(2, "allocate"), (3, "map"), (2, "map"), (3, "allocate")], 1))
 def test_a_rank_that_cannot_share_leaves_all_to_mpi(stage, fault, tmp_path):
@@ -110,6 +112,7 @@ def test_calls_that_run_beside_the_graph(micro_steps, count, tmp_path):
     assert result(folder, "faulty_data:batches", "mpi", "beside") == (count, stored(tmp_path / "threads"))
 
 
+@pytest.mark.rest
 @mpi
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=slow), pytest.param(2, marks=slow), 3])
 def test_nobody_writes_what_a_late_rank_still_reads(stage, tmp_path, monkeypatch):

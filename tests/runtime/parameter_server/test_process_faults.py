@@ -134,6 +134,7 @@ def kill(*ranks: int, by: signal.Signals = signal.SIGKILL) -> Callable[[Path, in
     return hit
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("rank", "by", "said"),
     [

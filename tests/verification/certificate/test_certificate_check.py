@@ -415,6 +415,7 @@ def test_equal_values_of_other_operators_have_rules_of_their_own(certified, tmp_
     assert gopt.check_certificate(tmp_path / "step.cert", tmp_path / "out").fault is None
 
 
+@pytest.mark.rest
 def test_a_step_larger_than_memory_is_refused_by_name(tmp_path, capsys):
     model = str(FIXTURES / "cases" / "inspect" / "i28730_step_4g.onnx")
     assert main(["shard", model, "--ranks", "2", "-o", str(tmp_path / "out"), "-q"]) == 0
