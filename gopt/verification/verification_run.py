@@ -71,7 +71,7 @@ class VerificationRun:
         self.observed = Observations(verifier.training, self.coverage, self.result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
             self.result, verifier.all_ranks, verifier.reference, verifier.kinds, units(verifier.training),
-            self.observed, self.seed, wire=UNITS.get(verifier.wire(), 0.0),
+            self.observed, self.seed, wire=UNITS.get(verifier.wire, 0.0),
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
@@ -86,7 +86,7 @@ class VerificationRun:
 
     def _overflows(self, scale: float) -> bool:
         """Return whether gradients times ``scale`` are too large for halves of the wire alone."""
-        if self.runner.measured is None or self.verifier.wire() != "float16":
+        if self.runner.measured is None or self.verifier.wire != "float16":
             return False
         batches = [values for turn in self.runner.measured[0].local.gradients for values in turn]
         most = max((largest(value) for values in batches for value in values.values()), default=0.0)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
@@ -252,6 +253,7 @@ class Verifier:
     def _graphs(self) -> list[Graph]:
         return [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
 
+    @cached_property
     def wire(self) -> str:
         """The halves in the ranks' files alone, to which gradients are rounded on the wire; "" for none."""
         source = {type.dtype for type in self.training.graph.types.values()}

@@ -135,10 +135,8 @@ def compare(
     shown = {name: graph.types[name] for name in branches if name in graph.types}
     graph = replace(graph, outputs={**graph.outputs, **shown})
     arguments = graph, recipe, run_seen, options, draws, hyper, branches
-    try:
+    with contextlib.suppress(_Difference):
         return _compared(*arguments)
-    except _Difference:
-        pass
     try:
         return _compared(*arguments, shakes=SHAKES)
     except _Difference as difference:

@@ -249,6 +249,7 @@ def test_a_sum_of_gradients_that_cancel_is_rounding(seed, tmp_path):
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     data = torch.randn(8, 4), torch.randint(0, 3, (8,))
     export((module, nn.CrossEntropyLoss(), Reshaped(module.parameters(), 0.1), data), tmp_path / "step.onnx")
+    assert (tmp_path / "step.onnx").exists()  # a difference is refused, and no file is written
 
 
 class Sized(torch.nn.Module):
