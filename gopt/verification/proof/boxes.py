@@ -11,7 +11,7 @@ from itertools import accumulate, islice
 from math import prod
 from typing import cast
 
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     CONCAT,
     FLAT,
     LINEAR,

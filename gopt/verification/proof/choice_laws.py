@@ -13,7 +13,7 @@ from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
-from gopt.verification.proof.expressions import CHOICE, Shape, broadcast, elements
+from gopt.verification.proof.forms import CHOICE, Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.movements import LOOKUP
 from gopt.verification.proof.selections import along, joined, length, nth, replaced

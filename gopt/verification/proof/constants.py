@@ -15,7 +15,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
+from gopt.verification.proof.forms import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
 from gopt.verification.proof.selections import Selection, positions
 

@@ -12,7 +12,7 @@ from gopt.errors import GoptError
 from gopt.ir.types import numpy_dtype
 from gopt.operators.table import operator
 from gopt.verification.proof.boxes import Box, Boxes
-from gopt.verification.proof.expressions import LARGEST, SMALLEST, TAKE, VIEW
+from gopt.verification.proof.forms import LARGEST, SMALLEST, TAKE, VIEW
 from gopt.verification.proof.selections import Runs, flattened, joined
 
 _JOINED: Mapping[str, np.ufunc] = {LARGEST: np.maximum, SMALLEST: np.minimum}

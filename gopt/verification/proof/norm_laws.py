@@ -16,7 +16,8 @@ from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import GLOBAL_POOLS, PART_NORMS
 from gopt.verification.proof.constants import simplest
-from gopt.verification.proof.expressions import Shape, applied
+from gopt.verification.proof.forms import Shape
+from gopt.verification.proof.ranges import applied
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader

@@ -21,7 +21,7 @@ from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     EXP,
     EXTREMES,
     FLAT,

@@ -17,7 +17,7 @@ from gopt.operators.kinds import CASTS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Boxes
 from gopt.verification.proof.equal_parts import Column, Region, Row, columns_of, common_region, is_row
-from gopt.verification.proof.expressions import ONE, Shape, elements
+from gopt.verification.proof.forms import ONE, Shape, elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, is_plain, plain_groups
 

@@ -16,7 +16,7 @@ from gopt.operators.table import operator
 from gopt.verification.proof.constants import SMALL, ConstantTable
 from gopt.verification.proof.evaluation import computed
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     ADDED,
     CONCAT,
     LINEAR,

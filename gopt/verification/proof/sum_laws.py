@@ -14,7 +14,8 @@ from gopt.operators.kinds import COMBINERS, NORM_REDUCTIONS
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, simplest
-from gopt.verification.proof.expressions import EXTREMES, Shape, applied, elements
+from gopt.verification.proof.forms import EXTREMES, Shape, elements
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import along, replaced
 
 if TYPE_CHECKING:

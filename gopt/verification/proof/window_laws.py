@@ -20,7 +20,7 @@ from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws, sum_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
-from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape, elements
+from gopt.verification.proof.forms import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 

@@ -14,7 +14,8 @@ from products import part
 from gopt.verification.proof.constants import ConstantTable, simplest, taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, applied, broadcast
+from gopt.verification.proof.forms import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, broadcast
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import joined
 
 EXTENTS = {"dp": 2, "shard": 3}

@@ -7,7 +7,7 @@ import pytest
 
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import applied
+from gopt.verification.proof.ranges import applied
 
 
 def masked(

@@ -7,7 +7,7 @@ import pytest
 
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, STATE
+from gopt.verification.proof.forms import INITIAL, STATE
 from gopt.verification.proof.words import Words
 
 
