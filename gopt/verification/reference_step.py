@@ -14,7 +14,7 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.ir.types import LOW_PRECISION
+from gopt.ir.types import LOW_PRECISION, numpy_dtype
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
@@ -56,6 +56,19 @@ class LocalResults:
     """All results of the first batch."""
     read: list[Values] = field(default_factory=list)
     """Values of the last batch of each data rank that metrics of the update read; one empty entry without any."""
+
+    def rounded(self, dtype: str) -> LocalResults:
+        """With the mean of the gradients of each data rank's micro-steps rounded to a narrower type."""
+        turns, type = self.gradients, numpy_dtype(dtype)
+        result = [[dict(values) for values in turn] for turn in turns]
+        for rank, values in enumerate(turns[0]):
+            for name, value in values.items():
+                if value.dtype.itemsize > type.itemsize:
+                    mean = mean_of([turn[rank][name] for turn in turns])
+                    with np.errstate(all="ignore"):
+                        for turn in result:
+                            turn[rank][name] = turn[rank][name] + (mean.astype(type).astype(mean.dtype) - mean)
+        return replace(self, gradients=result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ class VariantRunner:
     """The values that left the numbers in the source in the last run."""
     last: Values = field(default_factory=dict)
     """The source's states behind the last step."""
-    wire: float = 0.0
-    """The unit to which gradients are rounded on their way alone."""
+    wire: str = ""
+    """The halves to which gradients are rounded on their way alone."""
     _in_float64: VariantRunner | None = None
 
     def run(

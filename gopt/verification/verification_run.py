@@ -23,7 +23,7 @@ from gopt.verification.observations import Observations
 from gopt.verification.reference_step import ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.schedule import ScheduledPart, StartOverride
-from gopt.verification.sensitivity import UNITS, apart, largest, norm, units
+from gopt.verification.sensitivity import apart, largest, norm, units
 from gopt.verification.variant_runner import OWN_DATA, VariantRunner
 from gopt.verification.variants import (
     CLIP_ACTIVE,
@@ -71,7 +71,7 @@ class VerificationRun:
         self.observed = Observations(verifier.training, self.coverage, self.result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
             self.result, verifier.all_ranks, verifier.reference, verifier.kinds, units(verifier.training),
-            self.observed, self.seed, wire=UNITS.get(verifier.wire, 0.0),
+            self.observed, self.seed, wire=verifier.wire,
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:

@@ -160,11 +160,19 @@ def test_parts_beside_a_value_of_open_lengths_end_in_no_defect(tmp_path):
     assert json.loads((tmp_path / "ranks" / "report.json").read_text())["proof"]["verdict"] != "different"
 
 
-@pytest.mark.parametrize("step", ["written 220989", "structure 232640"])
-def test_halves_on_the_wire_are_no_difference(step, tmp_path):
-    """A moment in eight bits turned by one; gradients times 4096 were infinite on the wire."""
-    words = ("--trainers", "2", "--servers", "1", "--wire", "float16")
-    split = servers.Split(Setting(step, "", 0, 1, None, {}), words)
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("written 220989", "--trainers 2 --servers 1 --wire float16"),
+        ("structure 232640", "--trainers 2 --servers 1 --wire float16"),
+        ("structure 225494", "--trainers 2 --servers 3 --pull end --wire bfloat16"),
+        ("written 225780", "--trainers 1 --servers 3 --wire bfloat16"),
+    ],
+)
+def test_halves_on_the_wire_are_no_difference(step, words, tmp_path):
+    """A moment in eight bits turned by one, gradients times 4096 were infinite on the wire, or trainers compute a
+    metric of new parameters as they came over the wire."""
+    split = servers.Split(Setting(step, "", 0, 1, None, {}), tuple(words.split()))
     assert servers.judge(split, tmp_path).outcome == "right"
 
 

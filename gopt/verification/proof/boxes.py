@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from math import prod
 from typing import cast
 
@@ -25,7 +25,7 @@ from gopt.verification.proof.forms import (
     broadcast,
     elements,
 )
-from gopt.verification.proof.movements import Movements
+from gopt.verification.proof.movements import PADDED, Movements
 from gopt.verification.proof.selections import (
     Runs,
     Selection,
@@ -43,6 +43,7 @@ from gopt.verification.proof.selections import (
     wholes,
     within,
 )
+from gopt.verification.proof.zeros import are_zero
 
 Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
@@ -322,15 +323,39 @@ class Boxes(Movements):
 
     def surroundings(self, number: int) -> Iterator[Box]:
         """All values of the source around a part, in all possible shapes: the value under the part in front, then the
-        source's parts of the value, in any order."""
+        source's parts of the value, in any order, and sums that are equal there."""
         base, part = self._base(number), self._sizes(number) or ()
         if base is None:
             return
         whole, selection = base
-        for surrounding, inner in (base, *self._containing(whole, selection, self._sizes(whole) or ())):
-            if any(runs is not None for runs in inner):
-                yield from self._in_shape(surrounding, inner, number).items()
-                yield from self._reshaped(surrounding, inner, part) if 1 in part else ()
+        around = [base, *self._containing(whole, selection, self._sizes(whole) or ())]
+        around += self._equal_sums(whole, selection)
+        around = [box for box in around if any(runs is not None for runs in box[1])]
+        for box in around:
+            yield from self._in_shape(*box, number).items()
+        for box in around if 1 in part else ():
+            yield from self._reshaped(*box, part)
+
+    @cached_property
+    def _sums_of_padded(self) -> dict[int, list[int]]:
+        """Padded value -> the sums in the source."""
+        result: dict[int, list[int]] = {}
+        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
+            for operand in operands if op == LINEAR else ():
+                if self.all[operand].op == PADDED:
+                    result.setdefault(operand, []).append(number)
+        return result
+
+    def _equal_sums(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's sums of the terms of a value and of terms that are zero where selected."""
+        terms = dict(self.terms(whole)) if self.sealed else {}
+        rows = (self._sums_of_padded[atom] for atom in terms if atom in self._sums_of_padded)
+        row = min(rows, key=len, default=[])
+        for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
+            more = dict(self.terms(number))
+            fits = number != whole and self.shape(number) == self.shape(whole) and terms.items() <= more.items()
+            if fits and all(are_zero(self, atom, selection) for atom in more.keys() - terms.keys()):
+                yield number, selection
 
     def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
@@ -491,13 +516,16 @@ class Boxes(Movements):
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or len(shape) == 1:
             return None
-        rows = [list(islice(self.surroundings(operand), CHOICES)) for operand in operands]
+        rows = [list(dict.fromkeys(islice(self.surroundings(operand), CHOICES))) for operand in operands]
+        tried: list[dict[int, tuple[int, Runs]]] = []
         for lead in next(filter(None, rows), ()):
             chosen = self._ranges_of(lead, len(shape))
+            if chosen in tried or any(length(runs, size) != shape[dim] for dim, (size, runs) in chosen.items()):
+                continue
+            tried.append(chosen)
             alike = [[box for box in row if self._ranges_of(box, len(shape)) == chosen] for row in rows]
-            fits = all(length(runs, size) == shape[dim] for dim, (size, runs) in chosen.items())
-            if fits and all(fitting or not row for fitting, row in zip(alike, rows)):
-                boxes = [next(iter(fitting), None) for fitting in alike]
+            choices = (fitting if row else (None,) for fitting, row in zip(alike, rows))
+            for boxes in islice(product(*choices), CHOICES):
                 result = self._of_wholes(make, operands, boxes, chosen, shape)
                 if result is not None and self.in_source(result):
                     return result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
+from gopt.verification.proof.boxes import CHOICES, Box
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.flags import any_set
@@ -161,7 +163,8 @@ def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: A
 def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     box = reader.expressions.box(number)
     if box is not None:
-        return reader.expressions.take(permuted(reader, box[0], perm), tuple(box[1][dim] for dim in perm))
+        whole, selection = next(_permuted_in_source(reader.expressions, number, perm), box)
+        return reader.expressions.take(permuted(reader, whole, perm), tuple(selection[dim] for dim in perm))
     expression = reader.expressions.all[number]
     if expression.op == PERMUTED and isinstance(expression.attributes, tuple):
         perm = tuple(expression.attributes[dim] for dim in perm)
@@ -175,6 +178,13 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     if value is not None:
         return reader.expressions.constant(value, shape)
     return reader.expressions.apply(PERMUTED, perm, [number], shape)
+
+
+def _permuted_in_source(expressions: Expressions, number: int, perm: tuple[int, ...]) -> Iterator[Box]:
+    """The values around a part that the source transposes so."""
+    for whole, selection in islice(expressions.surroundings(number), CHOICES):
+        if any(expressions.all[reader].attributes == perm for reader in expressions.readers(PERMUTED, whole)):
+            yield whole, selection
 
 
 def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

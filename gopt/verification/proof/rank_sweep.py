@@ -412,7 +412,8 @@ class RankSweep:
         region, columns = part[0], columns_of(part[1])
         if region.whole is not None:
             whole = self._on_wholes(node, columns[0], region.whole) if is_plain(self.graph, node) else None
-            return None if whole is None else [region.of(expressions, [whole])]
+            part_of_whole = None if whole is None else region.of(expressions, [whole])
+            return [part_of_whole] if part_of_whole is not None and expressions.in_source(part_of_whole) else None
         keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
         wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
         if None not in wholes:
