@@ -14,6 +14,7 @@ from products import part
 from gopt.verification.proof.constants import ConstantTable, simplest, taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
+from gopt.verification.proof.flags import any_set
 from gopt.verification.proof.forms import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, broadcast
 from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import joined
@@ -420,9 +421,9 @@ def test_flags_of_parts_are_the_flags_of_the_whole():
     halves = [e.take(counts, (None, ends)) for ends in (((0, 3),), ((3, 6),))]
     largest = [e.extreme("largest", [half]) for half in halves]
     whole = e.extreme("largest", [flags])
-    assert e.any_set(e.extreme("largest", largest)) == whole
-    assert e.any_set(e.extreme("largest", largest[:1])) not in (whole, None)
-    assert e.any_set(e.extreme("largest", [largest[0], largest[0]])) != whole
+    assert any_set(e, e.extreme("largest", largest) == whole
+    assert any_set(e, e.extreme("largest", largest[:1])) not in (whole, None)
+    assert any_set(e, e.extreme("largest", [largest[0], largest[0]])) != whole
 
 
 def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():

@@ -36,7 +36,7 @@ def test_a_group_has_the_expressions_it_has_by_the_laws(
     def both(sweep: SourceSweep, graphs, inputs):  # type: ignore[no-untyped-def]
         results = [dict(values) for values in Sweep.run(sweep, graphs, inputs)]
         sweep._calls.clear()
-        for memo in (sweep.expressions.read, sweep.expressions._results):
+        for memo in (sweep.expressions.read, sweep.expressions._added, sweep.expressions._products):
             memo.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Repeats, "_kind", lambda *_: (None, []))
