@@ -130,9 +130,9 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
 
 
 def _check_chosen(training: TrainingGraph, options: SplitOptions) -> None:
-    """Refuse a statistic that a check of all gradients keeps as it was: a trainer has gradients of its own alone."""
-    alone = options.trainers == options.accumulate == 1 or not options.mode.rounds
-    name = next((name for name in training.chosen if not alone), None)
+    """Refuse statistics behind a check of the gradients of all trainers: each trainer has a share of the gradients."""
+    single = options.trainers == options.accumulate == 1 or not options.mode.rounds
+    name = next((name for name in training.chosen if not single), None)
     if name is not None:
         raise UnsupportedError(
             f"the statistic {show(name)} stays as it was where a check of the gradients of all trainers fails, and a "
