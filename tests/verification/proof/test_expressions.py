@@ -421,7 +421,7 @@ def test_flags_of_parts_are_the_flags_of_the_whole():
     halves = [e.take(counts, (None, ends)) for ends in (((0, 3),), ((3, 6),))]
     largest = [e.extreme("largest", [half]) for half in halves]
     whole = e.extreme("largest", [flags])
-    assert any_set(e, e.extreme("largest", largest) == whole
+    assert any_set(e, e.extreme("largest", largest)) == whole
     assert any_set(e, e.extreme("largest", largest[:1])) not in (whole, None)
     assert any_set(e, e.extreme("largest", [largest[0], largest[0]])) != whole
 
