@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import TypeAlias, cast
 
-from gopt.verification.proof.boxes import CHOICES, Boxes
+from gopt.verification.proof.boxes import CHOICES
+from gopt.verification.proof.elementwise_boxes import ElementwiseBoxes
 from gopt.verification.proof.forms import (
     EXTREME_PART,
     FLAT,
@@ -59,7 +60,7 @@ def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
     return [normal(selection, shape) for selection in result]
 
 
-class PartialSums(Boxes):
+class PartialSums(ElementwiseBoxes):
     """Sums of some of the terms on ranks."""
 
     def __init__(self, extents: dict[str, int]) -> None:
