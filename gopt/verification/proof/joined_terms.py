@@ -4,7 +4,7 @@ numbers."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from fractions import Fraction
 from itertools import pairwise
 from typing import cast
@@ -31,13 +31,6 @@ from gopt.verification.proof.totals import Totals
 
 class JoinedTerms(Totals):
     """Sums in which terms are joined."""
-
-    def __init__(self, extents: Mapping[str, int]) -> None:
-        super().__init__(extents)
-        self.arrays: dict[int, np.ndarray] = {}
-        """Whole numbers and flags of small constants, by number."""
-        self.stored: Callable[[], Callable[[np.ndarray], int] | None] = lambda: None
-        """The maker of whole numbers, while there is a table of constants."""
 
     def _joined(self, terms: dict[int, Coefficient], traits: int) -> dict[int, Coefficient]:
         if traits & SOME_ELEMENTS:
@@ -193,7 +186,7 @@ class JoinedTerms(Totals):
         stored = {atom: self.arrays[atom] for atom in terms if self._counts[atom] == 1 and atom in self.arrays}
         wholes = {atom: array for atom, array in stored.items() if array.dtype.kind == "i"}
         types = {array.dtype for array in wholes.values()}
-        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()) or (make := self.stored()) is None:
+        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()):
             return terms
         rest = {atom: factor for atom, factor in terms.items() if atom not in wholes}
         total, type = Fraction(sum(int(wholes[atom].item()) * terms[atom] for atom in wholes)), types.pop()
@@ -201,7 +194,7 @@ class JoinedTerms(Totals):
             return terms
         if total or not rest:
             shape = max((array.shape for array in wholes.values()), key=len)
-            rest[make(np.full(shape, int(total), type))] = 1
+            rest[self.from_array(np.full(shape, int(total), type))] = 1
         return rest
 
 

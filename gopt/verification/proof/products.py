@@ -22,10 +22,10 @@ from gopt.verification.proof.forms import (
     elements,
 )
 from gopt.verification.proof.numbering import NOWHERE
-from gopt.verification.proof.sums import Sums
+from gopt.verification.proof.stored_values import StoredValues
 
 
-class Products(Sums):
+class Products(StoredValues):
     """Products of powers."""
 
     def __init__(self, extents: Mapping[str, int]) -> None:
