@@ -45,7 +45,7 @@ class _KeptNodes:
         self._graph, self._types, self._split = training.graph, training.graph.types, frozenset(program.split)
         self._step: dict[str, Node] = {}
         """The producers of the step, once they are asked for: most programs read nothing else for an inner value."""
-        self._points = frozenset(synchronised.points)
+        self._points = frozenset(program.as_read(synchronised.points))
         self._corrected = frozenset((constant.output, constant.constant) for constant in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
         self._replaced.update(training.gradients)  # trainers pull parameters, and have none as a state
@@ -117,7 +117,7 @@ class _KeptNodes:
 
     def _check_read(self, node: Node, old: str, new: str) -> None:
         corrected = any((name, old) in self._corrected for name in node.outputs)
-        if not (self._is(new, old) or self._replaces(new, old) or corrected):
+        if not (self._is(new, old) or self._replaces(self.renamed.get(new, new), old) or corrected):
             raise InvariantError(
                 f"{node.op_type} {node.label!r} reads {new!r} for {old!r}, which no pass may replace",
                 "passes replace gradients, states and their casts, and what the update makes",

@@ -242,12 +242,12 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
-    shared = synchronise(program.training, program.mesh.size(group))
+    shared = synchronise(program.source, program.mesh.size(group))
     refuse_other_sums(program.source, program.loss_reduction)
     _refuse_whole(program, shared.points)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
-    for number, name in enumerate(shared.points):
+    for number, name in enumerate(program.as_read(shared.points)):
         _share(program, rewriter, group, number, name, producers, users)
     for number, item in enumerate(shared.corrected):
         type = program.graph.types[item.constant]
