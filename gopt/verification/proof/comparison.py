@@ -52,7 +52,7 @@ class Comparison:
 
     @cached_property
     def words(self) -> Words:
-        return Words(self.expressions, self.expected.names(self.expressions), self.constants.values)
+        return Words(self.expressions, self.expected.names(self.expressions), self.expressions.values)
 
     @cached_property
     def examples(self) -> CounterExamples:

@@ -22,8 +22,9 @@ from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, w
 from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
+from gopt.verification.proof.forms import INITIAL, STATE
 from gopt.verification.proof.move_laws import as_type
+from gopt.verification.proof.numbering import NOWHERE
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import UnpairedCall, Values
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart

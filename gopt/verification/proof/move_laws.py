@@ -13,11 +13,14 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.boxes import CHOICES, Box
-from gopt.verification.proof.constants import Arrays, simplest
+from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import PARTED, PERMUTED, Shape, applied, broadcast, elements
+from gopt.verification.proof.flags import any_set
+from gopt.verification.proof.forms import PARTED, PERMUTED, Shape, broadcast, elements
 from gopt.verification.proof.movements import PADDED
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import Runs, along
+from gopt.verification.proof.stored_values import simplest
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -34,7 +37,7 @@ EXACT = {
 
 def constant(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     value = constant_array(node.attributes)
-    return None if value is None else reader.table.number(value)
+    return None if value is None else reader.expressions.from_array(value)
 
 
 def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -272,7 +275,7 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
     """An expression in another type: a cast to a wider type changes nothing, any other cast rounds."""
     if to == source or to in EXACT.get(source, ()):
         return number
-    if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
+    if to == "bool" and expressions.elements(number) == 1 and (flag := any_set(expressions, number)) is not None:
         return expressions.view(flag, expressions.shape(number))
     if not (to in FLOATS and source in FLOATS):
         return applied(expressions, "cast", (source, to), [number])

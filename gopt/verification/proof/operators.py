@@ -19,9 +19,9 @@ from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
-from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
+from gopt.verification.proof.constants import Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     EXP,
     EXTREMES,
     FLAT,
@@ -35,6 +35,7 @@ from gopt.verification.proof.expressions import (
     elements,
 )
 from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.stored_values import SMALL
 
 
 class NodeReader:
@@ -281,8 +282,8 @@ class NodeReader:
         if operands and all(array is not None for array in arrays):
             folded = self._folded(node, arrays) if (elements(shape) or 0) <= SMALL else None
             part = self.expressions.sealed and (node.is_in(PARTS) or any(map(self.expressions.box, operands)))
-            number = None if folded is None else self.table.known(folded) if part else self.table.number(folded)
-            if number is not None:
+            number = None if folded is None else self.expressions.from_array(folded)
+            if number is not None and (number < self.expressions.of_ranks or not part):
                 return number
         if elements(shape) is None:
             shape = None
@@ -344,7 +345,7 @@ class NodeReader:
         if elements(shape) is None:
             return None
         sizes = measured(node, tuple(shape or ()))  # type: ignore[arg-type]
-        return None if sizes is None else self.table.number(sizes)
+        return None if sizes is None else self.expressions.from_array(sizes)
 
     def type_of(self, node: Node) -> TensorType:
         return self.graph.type_of(node.outputs[0])

@@ -20,7 +20,7 @@ from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.draws import axes_of_draws
 from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import TAKE, Piece, elements
+from gopt.verification.proof.forms import TAKE, Piece, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import SweptValues, UnpairedCall, Values

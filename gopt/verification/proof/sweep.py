@@ -16,7 +16,7 @@ from gopt.records.mesh import Mesh
 from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import elements
+from gopt.verification.proof.forms import elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import NodeOrder, RankSweep, SweptValues, UnpairedCall, Values
 from gopt.verification.proof.repeats import WholesOfRanges
