@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from gopt.analysis.isomorphism import signature
+from gopt.analysis.synchronised_values import as_read
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
@@ -45,7 +46,7 @@ class _KeptNodes:
         self._graph, self._types, self._split = training.graph, training.graph.types, frozenset(program.split)
         self._step: dict[str, Node] = {}
         """The producers of the step, once they are asked for: most programs read nothing else for an inner value."""
-        self._points = frozenset(program.as_read(synchronised.points))
+        self._points = frozenset(as_read(training.graph, synchronised.points))
         self._corrected = frozenset((constant.output, constant.constant) for constant in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
         self._replaced.update(training.gradients)  # trainers pull parameters, and have none as a state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -12,7 +12,6 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import COMM, Graph
-from gopt.ir.graph_index import walk
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, box_of
 from gopt.records.host_values import HostValues
@@ -180,20 +179,6 @@ class SpmdProgram:
         """Return the types for weighing values in passes: the first variant's, so that all variants decide
         alike."""
         return (self.first or self).graph.types
-
-    def as_read(self, values: Iterable[str]) -> list[str]:
-        """Return values of the step in the layouts in which nodes of the source read them."""
-        values = list(values)
-        users = self.training.graph.users() if values else {}
-
-        def layouts(name: str) -> list[str]:
-            return [output for node in users.get(name, ()) if node.added for output in node.outputs]
-
-        result: dict[str, None] = {}
-        for value in values:
-            read = [name for name in walk([value], layouts) if not all(node.added for node in users.get(name, ()))]
-            result |= dict.fromkeys(read or [value])
-        return list(result)
 
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the nodes and states only.

@@ -14,6 +14,7 @@ from gopt.analysis.coupling.open_statistics import GATHERED, ROWS, RULES, WHOLE,
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
+from gopt.analysis.synchronised_values import as_read
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.collectives.node import format_shape
 from gopt.errors import OptionError, UnsupportedError
@@ -247,7 +248,7 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
     _refuse_whole(program, shared.points)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
-    for number, name in enumerate(program.as_read(shared.points)):
+    for number, name in enumerate(as_read(program.training.graph, shared.points)):
         _share(program, rewriter, group, number, name, producers, users)
     for number, item in enumerate(shared.corrected):
         type = program.graph.types[item.constant]
