@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.errors import InvariantError
-from gopt.ir.phase import advance_phases, complete_phases
+from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
 from gopt.lower.carried_values import check_carried_values, followed_states
 from gopt.lower.invariants import check_ranks
@@ -54,7 +54,6 @@ def lower(
     check_variants(program)
     for variant in program.variants:
         complete_phases(variant.graph.nodes)
-        advance_phases(variant.graph.nodes)
         followed_states(variant.training)  # a process has begun with it, whose answer its sisters cannot read
 
     checked, task = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))

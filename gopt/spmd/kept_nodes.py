@@ -118,7 +118,7 @@ class _KeptNodes:
 
     def _check_read(self, node: Node, old: str, new: str) -> None:
         corrected = any((name, old) in self._corrected for name in node.outputs)
-        if not (self._is(new, old) or self._replaces(self.renamed.get(new, new), old) or corrected):
+        if not (self._is(new, old) or self._replaces(new, old) or corrected):
             raise InvariantError(
                 f"{node.op_type} {node.label!r} reads {new!r} for {old!r}, which no pass may replace",
                 "passes replace gradients, states and their casts, and what the update makes",
@@ -144,7 +144,7 @@ class _KeptNodes:
         if node.domain == COMM:
             self._check_call(node)
         sent = transfers(node)
-        if sent:
+        if sent or node.is_a("Identity"):
             self.renamed |= {new: self.renamed.get(old, old) for old, new in zip(node.inputs, node.outputs)}
         for name in node.outputs:
             maker = self._makers.get(name)
