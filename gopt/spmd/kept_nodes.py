@@ -143,8 +143,8 @@ class _KeptNodes:
         """Check a node of a pass: the results for nodes of the step, and the receivers."""
         if node.domain == COMM:
             self._check_call(node)
-        sent = transfers(node)
-        if sent or node.is_a("Identity"):
+        copies = transfers(node) or node.is_a("Identity")
+        if copies:
             self.renamed |= {new: self.renamed.get(old, old) for old, new in zip(node.inputs, node.outputs)}
         for name in node.outputs:
             maker = self._makers.get(name)
@@ -156,7 +156,7 @@ class _KeptNodes:
                 continue  # reduced over ranks, or made of what is: verify compares it
             elif maker.domain == COMM and not maker.added and maker.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
-            elif not ((sent or node.is_a("Identity")) and self._is_again(node.inputs[node.outputs.index(name)], name)):
+            elif not (copies and self._is_again(node.inputs[node.outputs.index(name)], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
                     f"in the step {maker.op_type} {maker.label!r} makes it",
