@@ -30,7 +30,7 @@ from gopt.verification.proof.totals import Totals
 
 
 class _Summed(NamedTuple):
-    """A sum of which terms have parts: the expression with all parts, and the sum in the expression; the elements and
+    """A sum with parts among the terms: the expression with all parts, and the sum in the expression; the elements and
     the shape; factors beside, and the shape of the product."""
 
     number: int
