@@ -371,6 +371,11 @@ class Boxes(Movements):
             yield from self._reshaped(*box, part)
 
     @cached_property
+    def pads(self) -> bool:
+        """Whether the source pads a value."""
+        return any(op == PADDED for op, *_ in self.all[: self.of_ranks])
+
+    @cached_property
     def _sums_of_padded(self) -> dict[int, list[int]]:
         """Padded value -> the sums in the source."""
         result: dict[int, list[int]] = {}
