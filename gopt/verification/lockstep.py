@@ -121,18 +121,24 @@ def _met(types: dict[str, TensorType], point: StatisticPoint, name: str, ranks: 
 
 
 def _places(types: dict[str, TensorType], point: StatisticPoint, ring: Ring, name: str, ranks: int) -> list[Node]:
-    """The places of the rows of all ranks, one rank behind the other: counted in another way than ranks do."""
-    type, ahead = types[point.value], f"{name}.ahead"
-    dtype, rows, nodes = numpy_dtype(type.dtype), [f"{name}.{rank}" for rank in range(ranks)], list[Node]()
-    for rank, row in enumerate(rows):
-        types[row] = type
-        nodes.append(_constant(types, f"{row}.ahead", np.array(rank * ring.step, dtype)))
-        nodes.append(Node("Add", [point.value, f"{row}.ahead"], [row]))
-    types[name] = types[ahead] = _sized(type, point.axis, type.dims[point.axis] * ranks)
-    nodes.append(Node("Concat", rows, [ahead], attributes={"axis": point.axis}))
-    nodes.append(_constant(types, f"{name}.rows", np.array(ring.rows, dtype)))
-    nodes.append(Node("Mod", [ahead, f"{name}.rows"], [name]) if ring.wraps else Node("Identity", [ahead], [name]))
-    return nodes
+    """The places of the rows of all ranks, one rank behind the other."""
+    type, axis, ahead = types[point.value], point.axis, f"{name}.ahead"
+    dims = type.dims
+    lengths = [ranks if dim == axis else 1 for dim in range(len(dims) + 1)]
+    steps = (np.arange(ranks) * ring.step).reshape(lengths).astype(numpy_dtype(type.dtype))
+    wide = types[name] = types[ahead] = _sized(type, axis, dims[axis] * ranks)
+    types[f"{name}.row"] = TensorType(type.dtype, (*dims[:axis], 1, *dims[axis:]))
+    types[f"{name}.moved"] = TensorType(type.dtype, (*dims[:axis], ranks, *dims[axis:]))
+    return [
+        _constant(types, f"{name}.one", np.array(types[f"{name}.row"].dims)),
+        Node("Reshape", [point.value, f"{name}.one"], [f"{name}.row"]),
+        _constant(types, f"{name}.steps", steps),
+        Node("Add", [f"{name}.row", f"{name}.steps"], [f"{name}.moved"]),
+        _constant(types, f"{name}.shape", np.array(wide.dims)),
+        Node("Reshape", [f"{name}.moved", f"{name}.shape"], [ahead]),
+        _constant(types, f"{name}.rows", np.array(ring.rows, numpy_dtype(type.dtype))),
+        Node("Mod", [ahead, f"{name}.rows"], [name]) if ring.wraps else Node("Identity", [ahead], [name]),
+    ]
 
 
 def _joined(types: dict[str, TensorType], queue: RowQueue, rows: list[str], name: str) -> list[Node]:
