@@ -73,6 +73,8 @@ class Boxes(Movements):
         self._boxes: dict[int, Box | None] = {}
         self._multiples: dict[tuple[int, Coefficient], int] = {}
         self._parts_of_rows: dict[int, Box | None] = {}
+        self._widened = set[tuple[int, ...]]()
+        """Operands that are looked for around at present: a value repeated is around its part, and made of it."""
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -372,8 +374,11 @@ class Boxes(Movements):
         if not parts:
             return super().elementwise(make, operands)
         result = self._elementwise_parts(make, operands, parts)
-        if self.sealed and not self.in_source(result):
+        key = tuple(operands)
+        if self.sealed and key not in self._widened and not self.in_source(result):
+            self._widened.add(key)
             of_source = self._elementwise_of_source(make, operands)
+            self._widened.discard(key)
             result = result if of_source is None else of_source
         return result
 
