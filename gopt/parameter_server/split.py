@@ -99,6 +99,7 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
             f"--accumulate: the update reads {show(name)} of the forward, and every micro-step has its own",
             "leave out --accumulate, or take the value out of the update",
         )
+    _check_chosen(training, options)
     live = _without_dead(training)
     plan, placement = place_step(live, options)
     beside = pulled_beside(live, plan, placement)
@@ -126,6 +127,18 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
         table_states, servers.result, checks,
     )  # fmt: skip
     return step if options.mode.rounds else replace(step, checks=(*checks, _check_blocks(step)))
+
+
+def _check_chosen(training: TrainingGraph, options: SplitOptions) -> None:
+    """Refuse statistics behind a check of the gradients of all trainers: each trainer has a share of the gradients."""
+    single = options.trainers == options.accumulate == 1 or not options.mode.rounds
+    name = next((name for name in training.chosen if not single), None)
+    if name is not None:
+        raise UnsupportedError(
+            f"the statistic {show(name)} stays as it was where a check of the gradients of all trainers fails, and a "
+            "trainer sees gradients of its own alone",
+            "let the statistic move in every step, as batch norm of PyTorch does, or shard the step with gopt shard",
+        )
 
 
 def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:

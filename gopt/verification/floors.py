@@ -133,13 +133,16 @@ def _floor(noise: float, size: float, share: float = 1.0) -> float:
 
 def summation_orders(
     reference: ReferenceProgram, own: Values, settings: Values, sent: LocalResults, update: ReferenceStep,
-    wire: float = 0.0,
+    wire: str = "",
 ) -> list[ReferenceStep]:  # fmt: skip
-    """Return ``update``, the update of the gradients ``sent``, and the update for other orders of their summation."""
-    ends, rounding = [update], reference.rounding(sent, wire)
+    """Return ``update``, the update of the gradients ``sent``, and the update for other orders of their summation, and
+    for gradients rounded to the halves of the ``wire``."""
+    ends, rounding = [update], reference.rounding(sent, UNITS.get(wire, 0.0))
     for times in (-MULTIPLE, -1, 1, MULTIPLE):
         means = {name: (update.means[name] + times * moved).astype(moved.dtype) for name, moved in rounding.items()}
         ends.append(reference.finish(own, settings, sent, update.means | means))
+    if wire:
+        ends.append(reference.finish(own, settings, sent.rounded(wire)))
     return ends
 
 

@@ -39,8 +39,10 @@ def wide(values: Mapping[str, np.ndarray]) -> Values:
 
 
 def reference_in_float64(reference: ReferenceProgram, cache: SessionCache) -> ReferenceProgram:
-    """The same source. Raises RunError or UnsupportedError where nothing runs it."""
-    return reference.by(lambda program: _in_float64(program, cache))
+    """The same source. Raises RunError or UnsupportedError where nothing runs them."""
+    exact = reference.by(lambda program: _in_float64(program, cache))
+    exact.pulled = {}
+    return exact
 
 
 def ranks_in_float64(all_ranks: AllRanks, cache: SessionCache) -> AllRanks:

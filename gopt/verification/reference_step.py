@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.ir.types import LOW_PRECISION
+from gopt.ir.types import LOW_PRECISION, numpy_dtype
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.inlined_functions import inlined
@@ -56,6 +56,19 @@ class LocalResults:
     """All results of the first batch."""
     read: list[Values] = field(default_factory=list)
     """Values of the last batch of each data rank that metrics of the update read; one empty entry without any."""
+
+    def rounded(self, dtype: str) -> LocalResults:
+        """With the mean of the gradients of each data rank's micro-steps rounded to a narrower type."""
+        turns, type = self.gradients, numpy_dtype(dtype)
+        result = [[dict(values) for values in turn] for turn in turns]
+        for rank, values in enumerate(turns[0]):
+            for name, value in values.items():
+                if value.dtype.itemsize > type.itemsize:
+                    mean = mean_of([turn[rank][name] for turn in turns])
+                    with np.errstate(all="ignore"):
+                        for turn in result:
+                            turn[rank][name] = turn[rank][name] + (mean.astype(type).astype(mean.dtype) - mean)
+        return replace(self, gradients=result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,8 @@ class ReferenceProgram:
         self.gradients = set(training.gradients.values())
         self.apart: Sequence[Values] = ()
         """For each batch, the values of statistics that its ranks hold apart; none: as in the states."""
+        self.pulled: Mapping[str, str] = {}
+        """State -> the halves in which trainers have the state, by the wire alone."""
         self._kept: list[tuple[list[Values], LocalResults]] = []
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
@@ -127,7 +142,9 @@ class ReferenceProgram:
 
     def combined_by(self, reduction: LossReduction) -> ReferenceProgram:
         """The same source with gradients combined by another rule."""
-        return ReferenceProgram(self.training, self.mesh, self.cache, (), reduction, self.shared)
+        other = ReferenceProgram(self.training, self.mesh, self.cache, (), reduction, self.shared)
+        other.pulled = self.pulled
+        return other
 
     @property
     def local_inputs(self) -> Collection[str]:
@@ -176,7 +193,7 @@ class ReferenceProgram:
     def known(self, point: Values) -> Values | None:
         """All results up to the gradients at a point, if it was the first batch of kept results."""
         read = {name: value for name, value in point.items() if name in self.local_inputs}
-        for (fixed, *batches), results in self._kept if not self.meeting else ():
+        for (fixed, *batches), results in self._kept if not (self.meeting or self.pulled) else ():
             point_read = dict(fixed)
             for values in reversed(batches):  # statistics of ranks, then batches: the first of each is read
                 point_read |= values
@@ -186,7 +203,10 @@ class ReferenceProgram:
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand statistics on."""
-        fixed = self._local.hold({**states, **settings})
+        with np.errstate(over="ignore"):
+            narrow = {name: states[name].astype(numpy_dtype(dtype)) for name, dtype in self.pulled.items()}
+        sent = {name: value.astype(states[name].dtype) for name, value in narrow.items()}
+        fixed = self._local.hold({**states, **sent, **settings})
         current = [dict(self.apart[index]) if self.apart else Values() for index, _ in enumerate(batches[0])]
         made, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []

@@ -15,9 +15,9 @@ from gopt.verification.all_ranks import AllRanks, Tamper
 from gopt.verification.compare import TOLERANCE, Values, became_not_finite, finite
 from gopt.verification.in_float64 import ranks_in_float64, reference_in_float64
 from gopt.verification.observations import Observations
-from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
+from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Doubt, Verification
-from gopt.verification.sensitivity import UNITS, Measurement, Sensitivity, norm
+from gopt.verification.sensitivity import UNITS, Measurement, Sensitivity, largest, norm
 from gopt.verification.step_comparison import StepComparison
 from gopt.verification.variants import PLAIN, Variant
 
@@ -53,22 +53,24 @@ class VariantRunner:
     """The values that left the numbers in the source in the last run."""
     last: Values = field(default_factory=dict)
     """The source's states behind the last step."""
-    wire: float = 0.0
-    """The unit to which gradients are rounded on their way alone."""
+    wire: str = ""
+    """The halves to which gradients are rounded on their way alone."""
     _in_float64: VariantRunner | None = None
 
     def run(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches],
         tamper: Tamper | None, advance: ProgressCallback = no_progress,
     ) -> bool:  # fmt: skip
-        """Compare ``steps`` steps; False where the reference left the numbers, which ends the variant."""
+        """Compare ``steps`` steps; False where the reference left the numbers, or enlarged gradients the range of the
+        wire, which ends the variant."""
         begin, states, rank_states = start, start, self.all_ranks.held(start)
         self.left = []
         for number in range(1, steps + 1):
             advance(f"steps of {variant.name!r}", number - 1, steps)
-            states = self._step(variant, number, begin, states, rank_states, settings, batches(number), tamper)
-            if self.left:
+            new = self._step(variant, number, begin, states, rank_states, settings, batches(number), tamper)
+            if new is None or self.left:
                 return False
+            states = new
             if variant is not PLAIN:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
                 begin, rank_states = states, self.all_ranks.held(states)
@@ -77,11 +79,13 @@ class VariantRunner:
     def _step(
         self, variant: Variant, number: int, begin: Values, states: Values, rank_states: list[Values], settings: Values,
         drawn: Batches, tamper: Tamper | None,
-    ) -> Values:  # fmt: skip
-        """Compare one step; returns the source's new states, and ``rank_states`` get the ranks'. Nothing else is held
-        beyond it."""
+    ) -> Values | None:  # fmt: skip
+        """Compare one step; returns the source's new states, and ``rank_states`` get the ranks'; None beyond the range
+        of the wire. Nothing else is held on."""
         self.reference.apart = self.all_ranks.apart(rank_states)
         local = self.reference.kept(variant, states, settings, drawn)
+        if self._overflows(variant, local):
+            return None
         step = self.reference.finish(states, settings, local)
         self._find_noise(variant, number, states, settings, drawn, step)
         inputs = self.all_ranks.joined("input", rank_states)
@@ -95,6 +99,14 @@ class VariantRunner:
         self.observed.enter(states, step, settings)
         self.last = step.states
         return step.states
+
+    def _overflows(self, variant: Variant, local: LocalResults) -> bool:
+        """Return whether enlarged gradients are too large for halves of the wire alone."""
+        if variant.scale <= 1 or self.wire != "float16":
+            return False
+        batches = [values for turn in local.gradients for values in turn]
+        most = max((largest(value) for values in batches for value in values.values()), default=0.0)
+        return most * len(batches) > float(np.finfo(np.float16).max)
 
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]

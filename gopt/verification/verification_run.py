@@ -23,7 +23,7 @@ from gopt.verification.observations import Observations
 from gopt.verification.reference_step import ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.schedule import ScheduledPart, StartOverride
-from gopt.verification.sensitivity import UNITS, apart, largest, norm, units
+from gopt.verification.sensitivity import apart, norm, units
 from gopt.verification.variant_runner import OWN_DATA, VariantRunner
 from gopt.verification.variants import (
     CLIP_ACTIVE,
@@ -71,26 +71,16 @@ class VerificationRun:
         self.observed = Observations(verifier.training, self.coverage, self.result.tolerance, verifier.parts, shared)
         self.runner = VariantRunner(
             self.result, verifier.all_ranks, verifier.reference, verifier.kinds, units(verifier.training),
-            self.observed, self.seed, wire=UNITS.get(verifier.wire, 0.0),
+            self.observed, self.seed, wire=verifier.wire,
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
         """Run a variant; ``start``: other start values, for one step. False: the variant left the numbers, or the range
         of the wire."""
-        if variant.scale > 1 and self._overflows(variant.scale):
-            return False
         sound = self._run(variant, start, steps)
         for doubt in self.runner.left if not variant.extra else ():
             self.result.doubt(doubt.name, doubt.why)
         return sound
-
-    def _overflows(self, scale: float) -> bool:
-        """Return whether gradients times ``scale`` are too large for halves of the wire alone."""
-        if self.runner.measured is None or self.verifier.wire != "float16":
-            return False
-        batches = [values for turn in self.runner.measured[0].local.gradients for values in turn]
-        most = max((largest(value) for values in batches for value in values.values()), default=0.0)
-        return most * scale * len(batches) > float(np.finfo(np.float16).max)
 
     def _run(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
         states, settings = dict(self.start), dict(self.settings)

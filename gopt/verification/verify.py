@@ -60,6 +60,7 @@ from gopt.verification.inexact_reductions import inexact_reductions
 from gopt.verification.lazy_tables import lazy_tables
 from gopt.verification.message_rounds import MessageRounds
 from gopt.verification.options import VerifyKeywords, VerifyOptions
+from gopt.verification.pulled_types import pulled_types
 from gopt.verification.random_inputs import feed_training, find_random
 from gopt.verification.rank_programs import Held, RankPrograms, read_rank
 from gopt.verification.reference_graphs import PROBE
@@ -124,6 +125,8 @@ class Verifier:
         if plan is not None:
             self.transport = MessageRounds(self.manifest, deadline)
             self.which += [0] * plan.servers  # servers see no batch
+        trainer = [program.graph for program in self.ranks[0].programs.values()]
+        self.reference.pulled = {name: wire for name, (_, wire) in pulled_types(plan, trainer).items()}
         self.boxes = gradient_boxes(self.manifest, self.training.gradients)
         self.stored = self.all_ranks.joined("input", [rank.values for rank in self.ranks])
         check_starts(self.ranks, self.stored, self.folder)

@@ -160,12 +160,32 @@ def test_parts_beside_a_value_of_open_lengths_end_in_no_defect(tmp_path):
     assert json.loads((tmp_path / "ranks" / "report.json").read_text())["proof"]["verdict"] != "different"
 
 
-@pytest.mark.parametrize("step", ["written 220989", "structure 232640"])
-def test_halves_on_the_wire_are_no_difference(step, tmp_path):
-    """A moment in eight bits turned by one; gradients times 4096 were infinite on the wire."""
-    words = ("--trainers", "2", "--servers", "1", "--wire", "float16")
-    split = servers.Split(Setting(step, "", 0, 1, None, {}), words)
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("written 220989", "--trainers 2 --servers 1 --wire float16"),
+        ("structure 232640", "--trainers 2 --servers 1 --wire float16"),
+        ("structure 225494", "--trainers 2 --servers 3 --pull end --wire bfloat16"),
+        ("written 225780", "--trainers 1 --servers 3 --wire bfloat16"),
+        ("structure 300965", "--trainers 2 --servers 1 --accumulate 2 --pull end --wire float16"),
+        ("structure 301157", "--trainers 1 --servers 3 --wire float16"),
+        ("written 301545", "--trainers 2 --servers 1 --slicing off --minimum 16 --wire float16"),
+    ],
+)
+def test_halves_on_the_wire_are_no_difference(step, words, tmp_path):
+    """A moment in eight bits turned by one, gradients times 4096 were infinite on the wire, in the first step or later,
+    or trainers compute losses, gradients and a metric of parameters as they came over the wire."""
+    split = servers.Split(Setting(step, "", 0, 1, None, {}), tuple(words.split()))
     assert servers.judge(split, tmp_path).outcome == "right"
+
+
+@pytest.mark.parametrize("more", [(), ("--trainers", "2"), ("--accumulate", "2")])
+def test_a_statistic_that_follows_a_check_of_gradients_is_of_one_trainer_alone(more, tmp_path):
+    """Each trainer checked the gradients of its own samples, and statistics of others moved."""
+    words = ("--trainers", "1", "--servers", "2", *more)
+    verdict = servers.judge(servers.Split(Setting("structure 300758", "", 0, 1, None, {}), words), tmp_path)
+    assert verdict.outcome == ("refused" if more else "right")
+    assert not more or "stays as it was where a check of the gradients" in verdict.why
 
 
 def test_settings_are_of_every_kind():

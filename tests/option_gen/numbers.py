@@ -26,8 +26,8 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable, computed
 from gopt.verification.proof.expected import MICRO
-from gopt.verification.proof.expressions import STATE, Expression
 from gopt.verification.proof.folder import folder_relation
+from gopt.verification.proof.forms import STATE, Expression
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import SweptValues
 from gopt.verification.proof.samples import SampledLeaves

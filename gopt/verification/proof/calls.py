@@ -12,7 +12,7 @@ from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import EXTREMES
+from gopt.verification.proof.forms import EXTREMES
 from gopt.verification.proof.selections import along
 
 Member = Mapping[str, int]

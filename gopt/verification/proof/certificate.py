@@ -17,7 +17,7 @@ from gopt.ir.opaque.expand import expand
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.certificate.lines import FORMAT, OPERATOR, encoded, operator_name, order_of, sealed
 from gopt.verification.certificate.nodes import rule_of
-from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
+from gopt.verification.proof.forms import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.rank_sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.proof.relation import RankRelation

@@ -13,7 +13,7 @@ from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
-from gopt.verification.proof.expressions import CHOICE, Shape, broadcast, elements
+from gopt.verification.proof.forms import CHOICE, Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.movements import LOOKUP
 from gopt.verification.proof.selections import along, joined, length, nth, replaced
@@ -143,7 +143,9 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
         return reader.expressions.view(part, (*sizes[:axis], *arrays[1].shape, *sizes[axis + 1 :]))
     if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
-        index = reader.table.number(np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype))
+        index = reader.expressions.from_array(
+            np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype)
+        )
         (number,) = reader.results(node, [operands[0], index], [shape])
         return number
     expressions, box = reader.expressions, reader.expressions.box(operands[0])
@@ -163,7 +165,7 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     if not size or (indices >= size).any() or (indices < -size).any():
         return None
     rest = replaced(selection, axis)
-    index = reader.table.number(nth(runs, indices))
+    index = reader.expressions.from_array(nth(runs, indices))
     (number,) = reader.results(node, [reader.expressions.take(whole, rest), index], [shape])
     return number
 
@@ -280,7 +282,7 @@ def _between_zeros(reader: NodeReader, node: Node, operands: Sequence[int], arra
     if index.shape[-1] != 1 or not 0 <= low < high <= size or high - low == size:
         return None
     rows = high - low, *rest
-    inner = [expressions.constant(0, rows), reader.table.number(index - low), operands[2]]
+    inner = [expressions.constant(0, rows), reader.expressions.from_array(index - low), operands[2]]
     (number,) = reader.results(node, inner, [rows])
     return _beside_zeros(reader, low, number, size - high)
 

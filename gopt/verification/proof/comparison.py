@@ -52,7 +52,7 @@ class Comparison:
 
     @cached_property
     def words(self) -> Words:
-        return Words(self.expressions, self.expected.names(self.expressions), self.constants.values)
+        return Words(self.expressions, self.expected.names(self.expressions), self.expressions.values)
 
     @cached_property
     def examples(self) -> CounterExamples:
@@ -193,7 +193,7 @@ class Comparison:
             first = self._nodes[rank] = {}
             for values in self.actual[rank].files:
                 for name, produced in values.items():
-                    for root, _, _ in self.expressions.pieces(produced):
+                    for root in self.expressions.roots(produced):
                         first.setdefault(self.expressions.bare(root), name)
         return self._nodes[rank].get(self.expressions.bare(number))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeGuard, cast
 
 from gopt.verification.proof.boxes import Boxes
-from gopt.verification.proof.expressions import FLAT, Shape
+from gopt.verification.proof.forms import FLAT, Shape
 from gopt.verification.proof.selections import Runs, Selection
 
 Column = tuple[int, ...]

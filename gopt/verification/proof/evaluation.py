@@ -18,7 +18,7 @@ from gopt.operators.table import operator
 from gopt.runtime.reference_eval import evaluate
 from gopt.verification.proof.constants import taken
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     ADDED,
     CONCAT,
     COUNTED,

@@ -22,14 +22,15 @@ from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, w
 from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
+from gopt.verification.proof.forms import INITIAL, STATE
 from gopt.verification.proof.move_laws import as_type
+from gopt.verification.proof.numbering import NOWHERE
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import UnpairedCall, Values
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import Selection, joined
 from gopt.verification.proof.sweep import Sweep
-from gopt.verification.reference_graphs import local_graph, update_graph
+from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 RUNS = 1 << 12
 """Elements of a tensor, and ranges of elements, up to which a part of dimensions is read as ranges."""
@@ -113,15 +114,30 @@ class Specification:
         }
         new = self._statistics(local, start, during)
         chosen = {output: new[tensor] for tensor, output in training.chosen.items()}
-        behind = inlined(update_graph(training, [name for name in training.shown if name not in local]))
-        update = self._swept(behind, start | inputs | gradients | means | chosen)
+        late = [name for name in training.shown if name not in local]
+        fed = start | inputs | gradients | means | chosen
+        update = self._swept(inlined(update_graph(training, late)), fed)
         states = {
             state.tensor: new[state.tensor] if state.tensor in new and state.tensor not in training.chosen
             else update[state.updated] for state in training.states
         }  # fmt: skip
         shown = {name: local[name] if name in local else update[name] for name in training.shown}
+        if sent:
+            shown |= self._of_trainers(late, fed | sent, update)
         start |= inputs | leaves | constants
         return Expected(start, during, states, shown, self.relation.wire, (local, update))
+
+    def _of_trainers(self, metrics: Iterable[str], fed: Values, update: Values) -> Values:
+        """The metrics that trainers compute of a batch and of new states, in the types of the messages."""
+        training, wire = self.training, self.relation.wire
+        pulled = {state.updated: state.tensor for state in training.states if state.tensor in wire}
+        fed = fed | {name: as_type(self.expressions, update[name], *wire[of]) for name, of in pulled.items()}
+        result: Values = {}
+        for name in metrics:
+            graph = subgraph(training.graph, training.graph.nodes, [name], {*combined(training), *pulled})
+            if not graph.inputs.keys().isdisjoint(training.batch):  # servers have no batch
+                result |= self._swept(inlined(graph), fed)
+        return {name: result[name] for name in metrics if name in result}
 
     def _batch(self, name: str) -> int:
         """An input of the batch: of each rank along data axes, or of all alike."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     EXP,
     FLAT,
     INVERSE,

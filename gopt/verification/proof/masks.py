@@ -12,7 +12,7 @@ from gopt.errors import GoptError
 from gopt.ir.types import numpy_dtype
 from gopt.operators.table import operator
 from gopt.verification.proof.boxes import Box, Boxes
-from gopt.verification.proof.expressions import LARGEST, SMALLEST, TAKE, VIEW
+from gopt.verification.proof.forms import LARGEST, SMALLEST, TAKE, VIEW
 from gopt.verification.proof.selections import Runs, flattened, joined
 
 _JOINED: Mapping[str, np.ufunc] = {LARGEST: np.maximum, SMALLEST: np.minimum}
@@ -21,10 +21,10 @@ LARGEST_DIMENSION = 1 << 22
 
 
 class Masks:
-    """Functions of indices; ``arrays``: the values of constants, by the number of the expression."""
+    """Functions of indices."""
 
-    def __init__(self, expressions: Boxes, arrays: Mapping[int, np.ndarray]) -> None:
-        self.expressions, self.arrays = expressions, arrays
+    def __init__(self, expressions: Boxes) -> None:
+        self.expressions, self.arrays = expressions, expressions.arrays
         self._chosen: dict[tuple[int, int, int], tuple[int, Runs] | None] = {}
 
     def chosen(self, flag: int, position: int, size: int) -> tuple[int, Runs] | None:

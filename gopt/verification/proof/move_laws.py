@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +12,15 @@ from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
-from gopt.verification.proof.constants import Arrays, simplest
+from gopt.verification.proof.boxes import CHOICES, Box
+from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import PARTED, PERMUTED, Shape, applied, broadcast, elements
+from gopt.verification.proof.flags import any_set
+from gopt.verification.proof.forms import PARTED, PERMUTED, Shape, broadcast, elements
 from gopt.verification.proof.movements import PADDED
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import Runs, along
+from gopt.verification.proof.stored_values import simplest
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -32,7 +37,7 @@ EXACT = {
 
 def constant(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     value = constant_array(node.attributes)
-    return None if value is None else reader.table.number(value)
+    return None if value is None else reader.expressions.from_array(value)
 
 
 def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -159,7 +164,8 @@ def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: A
 def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     box = reader.expressions.box(number)
     if box is not None:
-        return reader.expressions.take(permuted(reader, box[0], perm), tuple(box[1][dim] for dim in perm))
+        whole, selection = next(_permuted_in_source(reader.expressions, number, perm), box)
+        return reader.expressions.take(permuted(reader, whole, perm), tuple(selection[dim] for dim in perm))
     expression = reader.expressions.all[number]
     if expression.op == PERMUTED and isinstance(expression.attributes, tuple):
         perm = tuple(expression.attributes[dim] for dim in perm)
@@ -173,6 +179,13 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     if value is not None:
         return reader.expressions.constant(value, shape)
     return reader.expressions.apply(PERMUTED, perm, [number], shape)
+
+
+def _permuted_in_source(expressions: Expressions, number: int, perm: tuple[int, ...]) -> Iterator[Box]:
+    """The values around a part that the source transposes so."""
+    for whole, selection in islice(expressions.surroundings(number), CHOICES):
+        if any(expressions.all[reader].attributes == perm for reader in expressions.readers(PERMUTED, whole)):
+            yield whole, selection
 
 
 def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -262,7 +275,7 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
     """An expression in another type: a cast to a wider type changes nothing, any other cast rounds."""
     if to == source or to in EXACT.get(source, ()):
         return number
-    if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
+    if to == "bool" and expressions.elements(number) == 1 and (flag := any_set(expressions, number)) is not None:
         return expressions.view(flag, expressions.shape(number))
     if not (to in FLOATS and source in FLOATS):
         return applied(expressions, "cast", (source, to), [number])

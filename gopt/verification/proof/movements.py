@@ -10,19 +10,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import gcd, prod
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from gopt.verification.proof.expressions import (
-    CONCAT,
-    FLAT,
-    LINEAR,
-    ONE,
-    PERMUTED,
-    TAKE,
-    VIEW,
-    Coefficient,
-    Elements,
-    Shape,
-    elements,
-)
+from gopt.verification.proof.forms import CONCAT, FLAT, LINEAR, ONE, PERMUTED, TAKE, VIEW, Coefficient, Shape, elements
+from gopt.verification.proof.member_reductions import MemberReductions
 from gopt.verification.proof.selections import Runs, Selection, Sizes, along, joined
 
 MOST = 1 << 14
@@ -188,7 +177,7 @@ def equal(first: Stretches, second: Stretches) -> bool:
     return not any(rests)
 
 
-class Movements(Elements):
+class Movements(MemberReductions):
     """Expressions with the elements of further expressions."""
 
     def __init__(self, extents: dict[str, int]) -> None:

@@ -15,8 +15,9 @@ from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import GLOBAL_POOLS, PART_NORMS
-from gopt.verification.proof.constants import simplest
-from gopt.verification.proof.expressions import Shape, applied
+from gopt.verification.proof.forms import Shape
+from gopt.verification.proof.ranges import applied
+from gopt.verification.proof.stored_values import simplest
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -51,7 +52,7 @@ def _global_pool(reader: NodeReader, node: Node, operands: Sequence[int], shapes
     name, settings = f"{node.outputs[0]}.axes", np.array(axes, np.int64)
     graph = replace(reader.graph, types=reader.graph.types | {name: TensorType("int64", settings.shape)})
     reduction = Node(op_type, [*node.inputs, name], node.outputs)
-    return reader.of_graph(graph).results(reduction, [*operands, reader.table.number(settings)], shapes)
+    return reader.of_graph(graph).results(reduction, [*operands, reader.expressions.from_array(settings)], shapes)
 
 
 def _batch_norm(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:

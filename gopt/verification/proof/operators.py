@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,9 +20,9 @@ from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
-from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
+from gopt.verification.proof.constants import Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     EXP,
     EXTREMES,
     FLAT,
@@ -35,6 +36,7 @@ from gopt.verification.proof.expressions import (
     elements,
 )
 from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.stored_values import SMALL
 
 
 class NodeReader:
@@ -83,18 +85,22 @@ class NodeReader:
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
-            results = norm_laws.results(self, node, present, shapes) if self.split else None
-            if results is None:
-                results = self._by_law(node, present, shapes)
-            if results is None:
-                results = window_laws.results(self, node, present, shapes)
-            if results is None:
-                results = self._of_parts(node, present, shapes)
-            if results is not None:
-                return results
+            with suppress(UnknownSize):
+                results = self._by_laws(node, present, shapes)
+                if results is not None:
+                    return results
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self.plain(node, operands, present, shapes)
+
+    def _by_laws(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """The results by any law; None where there is none. Raises UnknownSize."""
+        results = norm_laws.results(self, node, operands, shapes) if self.split else None
+        if results is None:
+            results = self._by_law(node, operands, shapes)
+        if results is None:
+            results = window_laws.results(self, node, operands, shapes)
+        return self._of_parts(node, operands, shapes) if results is None else results
 
     def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results of an operator with a law."""
@@ -281,8 +287,8 @@ class NodeReader:
         if operands and all(array is not None for array in arrays):
             folded = self._folded(node, arrays) if (elements(shape) or 0) <= SMALL else None
             part = self.expressions.sealed and (node.is_in(PARTS) or any(map(self.expressions.box, operands)))
-            number = None if folded is None else self.table.known(folded) if part else self.table.number(folded)
-            if number is not None:
+            number = None if folded is None else self.expressions.from_array(folded)
+            if number is not None and (number < self.expressions.of_ranks or not part):
                 return number
         if elements(shape) is None:
             shape = None
@@ -344,7 +350,7 @@ class NodeReader:
         if elements(shape) is None:
             return None
         sizes = measured(node, tuple(shape or ()))  # type: ignore[arg-type]
-        return None if sizes is None else self.table.number(sizes)
+        return None if sizes is None else self.expressions.from_array(sizes)
 
     def type_of(self, node: Node) -> TensorType:
         return self.graph.type_of(node.outputs[0])

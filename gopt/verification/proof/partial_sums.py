@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import TypeAlias, cast
 
-from gopt.verification.proof.boxes import CHOICES, Boxes
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.boxes import CHOICES
+from gopt.verification.proof.elementwise_boxes import ElementwiseBoxes
+from gopt.verification.proof.forms import (
     EXTREME_PART,
     FLAT,
     LINEAR,
     PARTED,
     PRODUCT,
-    SOME_TERMS,
     SUM,
     TAKE,
     TOTAL,
@@ -29,6 +29,7 @@ from gopt.verification.proof.expressions import (
     UnknownSize,
     elements,
 )
+from gopt.verification.proof.numbering import SOME_TERMS
 from gopt.verification.proof.selections import (
     Runs,
     Selection,
@@ -59,7 +60,7 @@ def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
     return [normal(selection, shape) for selection in result]
 
 
-class PartialSums(Boxes):
+class PartialSums(ElementwiseBoxes):
     """Sums of some of the terms on ranks."""
 
     def __init__(self, extents: dict[str, int]) -> None:
@@ -177,11 +178,11 @@ class PartialSums(Boxes):
             whole = whole if runs is None else self.parted_extreme(kind, whole, core, (label, size, runs))
         return self.view(whole, shape)
 
-    def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
+    def extreme_of_pieces(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
         rows: list[Piece] = []
         boxes: dict[int, list[Selection]] = {}
         for root, start, stop in pieces:
-            for within_part, low, high in self._extreme_parts(op, root) or [(root, start, stop)]:
+            for within_part, low, high in self.extreme_parts(op, root) or [(root, start, stop)]:
                 expression = self.all[within_part]
                 if expression.op == TAKE and (low, high) == (0, self.elements(within_part)):
                     boxes.setdefault(expression.operands[0], []).append(cast(Selection, expression.attributes))
@@ -190,18 +191,7 @@ class PartialSums(Boxes):
         for whole, selections in boxes.items():
             for selection in _united(selections, self._sizes(whole) or ()):
                 rows += self.pieces(self.take(whole, selection))
-        return super()._extreme(op, rows, shape)
-
-    def _flags(self, number: int) -> list[Piece] | None:
-        op, selection, operands, _ = self.all[number]
-        if op != TAKE:
-            return super()._flags(number)
-        (whole,), flags = operands, self._flags(operands[0])
-        count = self.elements(whole)
-        if flags is None or [(self.elements(flag), start, stop) for flag, start, stop in flags] != [(count, 0, count)]:
-            return None
-        part = self.take(self.view(flags[0][0], self.shape(whole)), cast(Selection, selection))
-        return [(part, 0, self.elements(part) or 0)]
+        return super().extreme_of_pieces(op, rows, shape)
 
     def addends(self, number: int) -> list[Addend] | None:
         """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other

@@ -18,7 +18,7 @@ from gopt.ir.types import TensorType
 from gopt.operators.dims.link import OperatorUse
 from gopt.operators.dims.windows import Sliding, sliding
 from gopt.verification.proof.constants import Arrays
-from gopt.verification.proof.expressions import DIGITS, Shape, elements
+from gopt.verification.proof.forms import DIGITS, Shape, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, joined, positions
 

@@ -17,7 +17,7 @@ from gopt.operators.kinds import CASTS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Boxes
 from gopt.verification.proof.equal_parts import Column, Region, Row, columns_of, common_region, is_row
-from gopt.verification.proof.expressions import ONE, Shape, elements
+from gopt.verification.proof.forms import ONE, Shape, elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.repeats import Group, Repeats, WholesOfRanges, is_plain, plain_groups
 
@@ -378,18 +378,20 @@ class RankSweep:
         operands = self.operands(node, node.reads)
         if node.encoded is None or node.op_type in CASTS:
             return dict(zip(node.outputs, self._results(node, operands)))
-        key = node.encoded, operands
-        memo = self.reader.expressions.read
-        results = memo.get(key)
-        if results is None:
-            alike = self._form(node), operands
-            results = memo.get(alike) if alike[0] else None
-            if results is None:
-                results = self._of_parts(node, operands) or self._results(node, operands)
+        memo, key = self.reader.expressions.read, (node.encoded, operands)
+        if key not in memo:
+            memo[key] = self._read_by_form(node, operands)
+        return dict(zip(node.outputs, memo[key]))
+
+    def _read_by_form(self, node: Node, operands: Column) -> list[int]:
+        """The results of a node; of an elementwise node, as of an earlier one under other names."""
+        memo, key = self.reader.expressions.read, (self._form(node), operands)
+        if key in memo:
+            return memo[key]
+        results = self._of_parts(node, operands) or self._results(node, operands)
+        if key[0] is not None:
             memo[key] = results
-            if alike[0]:
-                memo.setdefault(alike, results)
-        return dict(zip(node.outputs, results))
+        return results
 
     def _form(self, node: Node) -> Hashable:
         """The operator, attributes and types of an elementwise node, under any names; None for any other node."""
@@ -412,7 +414,8 @@ class RankSweep:
         region, columns = part[0], columns_of(part[1])
         if region.whole is not None:
             whole = self._on_wholes(node, columns[0], region.whole) if is_plain(self.graph, node) else None
-            return None if whole is None else [region.of(expressions, [whole])]
+            part_of_whole = None if whole is None else region.of(expressions, [whole])
+            return [part_of_whole] if part_of_whole is not None and expressions.in_source(part_of_whole) else None
         keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
         wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
         if None not in wholes:

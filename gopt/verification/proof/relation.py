@@ -12,12 +12,13 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest_entries import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
-from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator
+from gopt.collectives.messages import PUSH, MessageOperator
 from gopt.errors import InputError
 from gopt.ir.alike_files import shared_parts
 from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import Claim
+from gopt.verification.pulled_types import pulled_types
 
 BY_NUMBERS = "gopt verify compares the ranks by numbers"
 
@@ -98,13 +99,7 @@ class ProofRelation:
     @property
     def wire(self) -> Mapping[str, tuple[str, str]]:
         """Tensor -> type on servers, and another type on the way to trainers."""
-        if self.plan is None:
-            return {}
-        pairs = {piece.tensor: (key.dtype, key.wire) for key in self.plan.keys for piece in key.pieces}
-        for _, node in self._messages(PULL_ROWS):
-            table = self.plan.tables[node.attributes["table"]]
-            pairs[table.parameter] = table.dtype, node.attributes["dtype"]
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        return pulled_types(self.plan, self.ranks[0].graphs.values())
 
     @property
     def pushed(self) -> Mapping[str, str]:

@@ -17,7 +17,8 @@ from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.equal_parts import columns_of, common_region
-from gopt.verification.proof.expressions import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Shape, Step
+from gopt.verification.proof.forms import INVERSE, LINEAR, PRODUCT, REDUCED, STATE, VIEW, Shape
+from gopt.verification.proof.numbering import Step
 from gopt.verification.proof.operators import RULES, NodeReader
 
 _SHORTEST = 4

@@ -20,7 +20,7 @@ from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.expected import held_pieces, weighed, weighted_mean
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import ONE, elements
+from gopt.verification.proof.forms import ONE, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import RankSweep, SweptValues, UnpairedCall, Values

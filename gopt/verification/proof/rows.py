@@ -13,10 +13,10 @@ import numpy as np
 from gopt.ir.graph import Graph, Node
 from gopt.operators.kinds import GATHERS, MATRIX_PRODUCTS, RESHAPES, SCATTERS, SPREADS
 from gopt.operators.table import operator
-from gopt.verification.proof.constants import SMALL, ConstantTable
+from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import computed
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     ADDED,
     CONCAT,
     LINEAR,
@@ -31,6 +31,7 @@ from gopt.verification.proof.expressions import (
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.selections import Selection
+from gopt.verification.proof.stored_values import SMALL
 
 NUMBERS, MERGED = "row numbers", "merged rows"
 """The numbers and the rows of the merged gradient of a part of a table."""
@@ -116,7 +117,7 @@ class RowLaws:
         if op == TAKE:
             front = self._kept(operands[0], rows)
             return None if front is None else self.expressions.take(front, cast(Selection, attributes))
-        values = [self.table.arrays.get(operand) for operand in operands]
+        values = [self.expressions.arrays.get(operand) for operand in operands]
         free = [index for index, value in enumerate(values) if value is None]
         if number not in self.table.origins or len(free) != 1 or rows > SMALL or not operator(op).elementwise:
             return None
@@ -212,7 +213,7 @@ class RowReader(NodeReader):
         if chosen.op != ONE_HOT or chosen.attributes != ((), 0):
             return None
         numbers, count, values = chosen.operands
-        ends, depth = self.table.values.get(expressions.all[expressions.root(values)]), self.table.array(count)
+        ends, depth = expressions.values.get(expressions.all[expressions.root(values)]), self.table.array(count)
         if ends is None or ends.tolist() != [0, 1] or depth is None or not self.laws.in_lookups(numbers, int(depth)):
             return None
         return self.laws.added((int(depth), int(size[1] or 0)), numbers, rows)

@@ -16,7 +16,7 @@ from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import MOST, ExpressionValues, Member, Unevaluable
 from gopt.verification.proof.expected import MICRO
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, STATE, Expression
+from gopt.verification.proof.forms import INITIAL, STATE, Expression
 from gopt.verification.proof.result import CounterExample
 from gopt.verification.random_inputs import RandomInputs
 

@@ -13,9 +13,11 @@ from gopt.operators.dims.elements import softmax_axes
 from gopt.operators.kinds import COMBINERS, NORM_REDUCTIONS
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.constants import Arrays, simplest
-from gopt.verification.proof.expressions import EXTREMES, Shape, applied, elements
+from gopt.verification.proof.constants import Arrays
+from gopt.verification.proof.forms import EXTREMES, Shape, elements
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import along, replaced
+from gopt.verification.proof.stored_values import simplest
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader

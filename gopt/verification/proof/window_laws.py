@@ -20,7 +20,7 @@ from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws, sum_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays, taken
-from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape, elements
+from gopt.verification.proof.forms import CONCAT, FLAT, LOWEST, PERMUTED, TAKE, VIEW, Shape, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
@@ -183,7 +183,7 @@ def mean(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         whole, chosen = None if source is None else mean_counts(source), (None, None, *box[1][2:])
         if whole is not None and np.array_equal(taken(whole, chosen), counts):
             counts, selection = whole, chosen
-    factor = reader.table.number(counts.astype(numpy_dtype(reader.type_of(node).dtype)))
+    factor = reader.expressions.from_array(counts.astype(numpy_dtype(reader.type_of(node).dtype)))
     pair = [number, reader.expressions.take(factor, selection)]
     return reader.expressions.elementwise(lambda values: reader.expressions.product(values, (1, 1)), pair)
 

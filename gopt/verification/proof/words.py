@@ -10,7 +10,7 @@ import numpy as np
 
 from gopt.ir.types import numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import (
+from gopt.verification.proof.forms import (
     COUNTED,
     FLAT,
     INITIAL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from gopt.verification.proof.expressions import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
+from gopt.verification.proof.forms import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
 from gopt.verification.proof.movements import PADDED, Movements
 from gopt.verification.proof.selections import Selection, Sizes, inside, replaced, through
 

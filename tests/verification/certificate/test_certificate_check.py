@@ -26,10 +26,13 @@ from gopt.verification.proof import calls, constants, move_laws, operators, sum_
 from gopt.verification.proof.boxes import Boxes
 from gopt.verification.proof.certificate import CertificateWriter
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import Elements
 from gopt.verification.proof.folder import folder_relation
+from gopt.verification.proof.member_reductions import MemberReductions
 from gopt.verification.proof.partial_sums import PartialSums
+from gopt.verification.proof.products import Products
 from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.ranges import Ranges
+from gopt.verification.proof.sums import Sums
 
 FOLDERS = {
     "momentum": ("optim/sgd_momentum_maximize", ["--ranks", "2"]),
@@ -209,14 +212,14 @@ def _other_range(old):
 
 
 DEFECTS = {
-    "coefficients of sums are twice as large": ("adam", Elements, "linear", _doubled),
-    "a difference is a sum": ("adam", Elements, "added", lambda old: lambda self, of, signs=None: old(self, of)),
+    "coefficients of sums are twice as large": ("adam", Sums, "linear", _doubled),
+    "a difference is a sum": ("adam", Sums, "added", lambda old: lambda self, of, signs=None: old(self, of)),
     "a quotient is a product": (
-        "adam", Elements, "product", lambda old: lambda self, of, by: old(self, of, [abs(power) for power in by]),
+        "adam", Products, "product", lambda old: lambda self, of, by: old(self, of, [abs(power) for power in by]),
     ),
-    "a mean is a sum": ("momentum", Elements, "size", lambda old: lambda self, axes: 1),
-    "a reduction leaves an axis out": ("adam", Elements, "reduced", _other_axis),
-    "ranges of elements are one further": ("adam", Elements, "cut", _shifted),
+    "a mean is a sum": ("momentum", MemberReductions, "size", lambda old: lambda self, axes: 1),
+    "a reduction leaves an axis out": ("adam", MemberReductions, "reduced", _other_axis),
+    "ranges of elements are one further": ("adam", Ranges, "cut", _shifted),
     "a sum along other dimensions": (
         "adam", PartialSums, "summed", lambda old: lambda self, of, axes: old(self, of, [0]),
     ),
@@ -248,7 +251,7 @@ DEFECTS = {
             self, of, tuple(row and tuple((max(low - 1, 0), high - min(low, 1)) for low, high in row) for row in runs)),
     ),
     "a receiver has twice what was sent": (
-        "stages", Elements, "on_member", lambda old: lambda self, of, at: self.scaled(old(self, of, at), 2),
+        "stages", MemberReductions, "on_member", lambda old: lambda self, of, at: self.scaled(old(self, of, at), 2),
     ),
     "an exponential of a sum is of its first term": (
         "attention", Expressions, "_exp", lambda old: lambda self, of: old(self, [next(self.terms(of[0]))[0]]),

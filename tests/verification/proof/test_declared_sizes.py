@@ -14,7 +14,7 @@ from gopt.operators.dims.windows import Sliding
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import STATE
+from gopt.verification.proof.forms import STATE
 from gopt.verification.proof.place_laws import Places
 from gopt.verification.proof.samples import SampledLeaves
 

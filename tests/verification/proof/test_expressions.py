@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from products import part
 
-from gopt.verification.proof.constants import ConstantTable, simplest, taken
+from gopt.verification.proof.constants import taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, applied, broadcast
+from gopt.verification.proof.flags import any_set
+from gopt.verification.proof.forms import CHOICE, INVERSE, LARGEST, ONE, SMALLEST, broadcast
+from gopt.verification.proof.ranges import applied
 from gopt.verification.proof.selections import joined
+from gopt.verification.proof.stored_values import simplest
 
 EXTENTS = {"dp": 2, "shard": 3}
 PLACES = [dict(zip(EXTENTS, index)) for index in product(*(range(size) for size in EXTENTS.values()))]
@@ -419,9 +422,9 @@ def test_flags_of_parts_are_the_flags_of_the_whole():
     halves = [e.take(counts, (None, ends)) for ends in (((0, 3),), ((3, 6),))]
     largest = [e.extreme("largest", [half]) for half in halves]
     whole = e.extreme("largest", [flags])
-    assert e.any_set(e.extreme("largest", largest)) == whole
-    assert e.any_set(e.extreme("largest", largest[:1])) not in (whole, None)
-    assert e.any_set(e.extreme("largest", [largest[0], largest[0]])) != whole
+    assert any_set(e, e.extreme("largest", largest)) == whole
+    assert any_set(e, e.extreme("largest", largest[:1])) not in (whole, None)
+    assert any_set(e, e.extreme("largest", [largest[0], largest[0]])) != whole
 
 
 def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():
@@ -477,10 +480,9 @@ def test_a_choice_that_all_members_make_alike_is_the_choice_of_sums(how):
 
 def test_stored_whole_numbers_are_added_up_in_sums():
     e = Expressions({"dp": 3})
-    table = ConstantTable(e)
     x = e.apply("cast", ("bool", "int64"), [e.leaf("batch", "x", (), frozenset({"dp"}))], ())
-    zero, two, five, ten = (table.number(np.array(value)) for value in (0, 2, 5, 10))
-    assert e.reduced(five, ["dp"], "sum") == table.number(np.array(15)) != e.reduced(ten, ["dp"], "sum")
+    zero, two, five, ten = (e.from_array(np.array(value)) for value in (0, 2, 5, 10))
+    assert e.reduced(five, ["dp"], "sum") == e.from_array(np.array(15)) != e.reduced(ten, ["dp"], "sum")
     assert (
         e.added([five, five]) == ten
         and e.added([two, two, ten], (1, -1, 1)) == ten
@@ -488,10 +490,10 @@ def test_stored_whole_numbers_are_added_up_in_sums():
     )
     assert e.added([x, zero, zero]) == x == e.added([x, five, five, ten], (1, 1, 1, -1)) != e.added([x, five])
     assert e.added([x, five, five]) == e.added([x, ten])
-    short, wide = table.number(np.array(5, np.int32)), table.number(np.array([5]))
+    short, wide = e.from_array(np.array(5, np.int32)), e.from_array(np.array([5]))
     assert e.added([short, five]) not in (ten, e.added([short, short])) and e.added([wide, five]) == e.view(ten, (1,))
     assert e.scaled(five, Fraction(1, 2)) not in (two, five) and e.scaled(ten, Fraction(1, 2)) == five
-    most = table.number(np.array(1 << 62))
+    most = e.from_array(np.array(1 << 62))
     assert e.added([most, most]) == e.scaled(most, 2), "no number of the type"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import applied
+from gopt.verification.proof.ranges import applied
 
 
 def masked(
@@ -18,7 +18,7 @@ def masked(
     table = ConstantTable(e)
 
     def number(value: int) -> int:
-        return table.number(np.array(value, np.int64))
+        return e.from_array(np.array(value, np.int64))
 
     def op(name: str, *operands: int) -> int:
         return applied(e, name, (), operands)
@@ -56,5 +56,5 @@ def test_places_that_count_otherwise_are_refused() -> None:
     e = table.expressions
     index = e.leaf("batch", "ids", (4, 5))
     assert table.masks.chosen(inside, index, 8) is None, "the part begins at 0"
-    other = applied(e, "Sub", (), [e.leaf("batch", "others", (4, 5)), table.number(np.array(3, np.int64))])
+    other = applied(e, "Sub", (), [e.leaf("batch", "others", (4, 5)), e.from_array(np.array(3, np.int64))])
     assert table.masks.chosen(inside, other, 8) is None, "the mask is of other indices"

@@ -63,8 +63,9 @@ def test_a_definition_has_the_values_of_the_operator(op: str, opset: int, tmp_pa
     leaves = [expressions.leaf("batch", name, array.shape) for name, array in inputs.items()]
     numbers = reader.results(loaded.nodes[0], leaves)
     assert op not in {expression.op for expression in expressions.all}
-    values = ExpressionValues(expressions, lambda leaf, _: table.values.get(leaf, inputs.get(str(leaf.attributes))),
-                              table.origins).values(numbers, {})  # fmt: skip
+    values = ExpressionValues(
+        expressions, lambda leaf, _: expressions.values.get(leaf, inputs.get(str(leaf.attributes))), table.origins
+    ).values(numbers, {})
     for value, due in zip(values, ReferenceEvaluator(written).run(None, inputs)):
         np.testing.assert_allclose(value, due, rtol=2e-5, atol=1e-6)
 

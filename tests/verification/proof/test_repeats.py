@@ -13,8 +13,8 @@ from test_proof_prove import SETS, SPLIT_SETS, sharded
 import gopt
 from gopt.ir.graph import Node
 from gopt.verification.proof.expected import SourceSweep
-from gopt.verification.proof.expressions import Elements, Step
 from gopt.verification.proof.folder import folder_relation
+from gopt.verification.proof.numbering import Numbering, Step
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.repeats import Repeats
 from gopt.verification.proof.sweep import Sweep
@@ -36,7 +36,7 @@ def test_a_group_has_the_expressions_it_has_by_the_laws(
     def both(sweep: SourceSweep, graphs, inputs):  # type: ignore[no-untyped-def]
         results = [dict(values) for values in Sweep.run(sweep, graphs, inputs)]
         sweep._calls.clear()
-        for memo in (sweep.expressions.read, sweep.expressions._results):
+        for memo in (sweep.expressions.read, sweep.expressions._added, sweep.expressions._products):
             memo.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Repeats, "_kind", lambda *_: (None, []))
@@ -53,9 +53,9 @@ def test_an_expression_like_another_has_the_facts_it_has_by_its_operands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sharded("gpt_adamw", SETS["all"], tmp_path / "ranks")
-    repeat, compared = Elements.repeat, list[int]()
+    repeat, compared = Numbering.repeat, list[int]()
 
-    def both(self: Elements, steps: Sequence[Step], values: list[int]) -> None:
+    def both(self: Numbering, steps: Sequence[Step], values: list[int]) -> None:
         begun = len(values)
         repeat(self, steps, values)
         for number in values[begun:]:
@@ -66,7 +66,7 @@ def test_an_expression_like_another_has_the_facts_it_has_by_its_operands(
             assert [facts[again] for facts in self._facts] == [facts[number] for facts in self._facts]
             compared.append(number)
 
-    monkeypatch.setattr(Elements, "repeat", both)
+    monkeypatch.setattr(Numbering, "repeat", both)
     assert Prover(folder_relation(tmp_path / "ranks")).run().proven
     assert compared
 

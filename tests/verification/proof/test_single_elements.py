@@ -9,7 +9,7 @@ import pytest
 
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import LARGEST
+from gopt.verification.proof.forms import LARGEST
 
 COLUMN = (((2, 3),), None)
 ROW = (None, ((2, 3),))

@@ -7,7 +7,7 @@ import pytest
 
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, STATE
+from gopt.verification.proof.forms import INITIAL, STATE
 from gopt.verification.proof.words import Words
 
 
@@ -28,15 +28,14 @@ def expressions() -> Expressions:
     ],
 )
 def test_a_constant_has_its_value(value, text, expressions):
-    table = ConstantTable(expressions)
-    number = table.number(value)
-    assert Words(expressions, {}, table.values).text(number, top=True) == text
+    number = expressions.from_array(value)
+    assert Words(expressions, {}, expressions.values).text(number, top=True) == text
 
 
 def test_a_filled_value_is_named(expressions):
     table = ConstantTable(expressions)
     number = table.filled(np.array([3], np.int64), (1 << 20,))
-    assert Words(expressions, {}, table.values).text(number) == "3 in each element of [1048576]"
+    assert Words(expressions, {}, expressions.values).text(number) == "3 in each element of [1048576]"
 
 
 def alike(expressions: Expressions, table: ConstantTable) -> dict[str, tuple[int, int]]:
@@ -58,7 +57,7 @@ def alike(expressions: Expressions, table: ConstantTable) -> dict[str, tuple[int
         "late operands": (several(x), several(y)),
         "attributes": tuple(expressions.apply("Slice", (("axis", axis),), [x], (4,)) for axis in (0, 1)),  # type: ignore[dict-item]
         "kinds of leaves": (x, expressions.leaf(INITIAL, "x", (4,))),
-        "late elements": (table.number(long[0]), table.number(long[1])),
+        "late elements": (expressions.from_array(long[0]), table.expressions.from_array(long[1])),
         "shapes": (expressions.leaf("draw", "n", (4,)), expressions.leaf("draw", "n", (2,))),
         "terms": tuple(
             expressions.linear({**{inside(x, 1 + n): 1 for n in range(6)}, inside(x, 9): factor}, (4,))
@@ -73,7 +72,7 @@ def alike(expressions: Expressions, table: ConstantTable) -> dict[str, tuple[int
 def test_texts_of_two_expressions_part(kind, expressions):
     table = ConstantTable(expressions)
     pair = alike(expressions, table)[kind]
-    words = Words(expressions, {}, table.values)
+    words = Words(expressions, {}, expressions.values)
     assert words.text(pair[0], top=True) == words.text(pair[1], top=True), "the short texts are alike"
     texts = words.pair(*pair)
     assert texts[0] != texts[1] and max(map(len, texts)) < 4000

@@ -134,8 +134,9 @@ class Windows:
             numbers |= zip(node.outputs, reader.results(node, [numbers[name] for name in node.inputs]))
             operands = [arrays[name] for name in node.inputs]
             arrays |= {name: computed(loaded, node, at, operands) for at, name in enumerate(node.outputs)}
+        leaves = expressions.values
         evaluation = ExpressionValues(
-            expressions, lambda leaf, _: table.values.get(leaf, self.inputs.get(str(leaf.attributes))), table.origins
+            expressions, lambda leaf, _: leaves.get(leaf, self.inputs.get(str(leaf.attributes))), table.origins
         )
         (value,) = evaluation.values([numbers[result]], {})
         return reader.core(numbers[result]) < expressions.of_ranks, value, arrays[result]

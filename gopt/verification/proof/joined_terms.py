@@ -1,0 +1,230 @@
+"""Terms of a sum that laws join: sums over ranges of elements, parts of a sum, changes of micro-steps, and stored whole
+numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from fractions import Fraction
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from gopt.verification.proof.forms import (
+    FLAT,
+    INITIAL,
+    ITERATED,
+    PARTED,
+    STATE,
+    TOTAL,
+    Coefficient,
+    Factors,
+    Part,
+    Piece,
+    Shape,
+)
+from gopt.verification.proof.numbering import MOVED, SOME_ELEMENTS, SOME_TERMS, STORED
+from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.totals import Totals
+
+
+class JoinedTerms(Totals):
+    """Sums in which terms are joined."""
+
+    def _joined(self, terms: dict[int, Coefficient], traits: int) -> dict[int, Coefficient]:
+        if traits & SOME_ELEMENTS:
+            before, terms = terms, self._joined_totals(self._single_elements(terms))
+            traits |= 0 if terms is before else SOME_TERMS
+        if traits & SOME_TERMS:
+            terms = self._joined_parts(terms)
+        if traits & MOVED:
+            terms = self._moved_starts(terms)
+        if traits & STORED:
+            terms = self._joined_wholes(terms)
+        return terms
+
+    def _single_elements(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which several elements of an expression are sums over ranges of the expression."""
+        rows: dict[int, list[Piece]] = {}
+        for atom in terms:
+            if self.elements(atom) == 1 and self.all[self.root(atom)].op == FLAT:
+                rows.setdefault(self.pieces(atom)[0][0], []).append((atom, *self.pieces(atom)[0][1:]))
+        if not rows:
+            return terms
+        result = dict(terms)
+        summed = Counter(self.all[atom].operands[0] for atom in terms if self.all[atom].op == TOTAL)
+        """Value -> the sums over ranges, and single elements."""
+        parts = {root: [self.root(atom) for atom, _ in self.summands(root)] for root in rows}
+        for root, row in rows.items():
+            summed.update(parts[root] * len(row))
+        for root, row in rows.items():
+            for atom, start, stop in row if any(summed[part] > 1 for part in parts[root]) else ():
+                factor = result.pop(atom)
+                for part, change in self._total_terms(root, start, stop):
+                    result[part] = result.get(part, 0) + factor * change
+        return result
+
+    def _joined_totals(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
+        """Sums over elements of an expression, joined by the coefficient of each element."""
+        totals = [row for row in map(self.all.__getitem__, terms) if row.op == TOTAL]
+        some = all(row.attributes and row.attributes[-1][1] - row.attributes[0][0] > 1 for row in totals)  # type: ignore[index]
+        if some and len({row.operands for row in totals}) == len(totals):
+            return terms
+        result: dict[int, Coefficient] = {}
+        steps: dict[int, dict[int, Coefficient]] = {}
+        count: Counter[int] = Counter()
+        signs: dict[int, set[bool]] = {}
+        for atom, factor in terms.items():
+            if self.all[atom].op == TOTAL:
+                (root,) = self.all[atom].operands
+                count[root] += 1
+                signs.setdefault(root, set()).add(factor > 0)
+        for atom, factor in terms.items():
+            op, spans, operands, _ = self.all[atom]
+            joins = op == TOTAL and factor and (count[operands[0]] > 1 or not spans)
+            if not joins or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+                result[atom] = factor
+                continue
+            changes = steps.setdefault(operands[0], {})
+            for start, stop in spans or ((0, self.elements(operands[0])),):  # type: ignore[attr-defined]
+                changes[start] = changes.get(start, 0) + factor
+                changes[stop] = changes.get(stop, 0) - factor
+        for root, changes in steps.items():
+            for factor, parts in ranges_by_coefficient(changes).items():
+                if parts != ((0, self.elements(root)),):
+                    result[self._number(TOTAL, parts, (root,), ())] = factor
+                    continue
+                for whole, change in self._total_terms(root, *parts[0]):
+                    result[whole] = result.get(whole, 0) + factor * change
+        for atom in [atom for atom in result if self.all[atom].op == TOTAL]:
+            spans, (root,) = self.all[atom].attributes, self.all[atom].operands
+            if len(spans) == 1 and spans[0][1] - spans[0][0] == 1:  # type: ignore[arg-type,index]
+                single = self._element(root, spans[0][0])  # type: ignore[index]
+                result[single] = result.pop(atom) + result.get(single, 0)
+        return result
+
+    def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+        """Parts of the terms of a sum, also elements and beside factors, joined by the coefficient of each position."""
+        result = dict(terms)
+        sums: dict[tuple[int, int, Shape, Runs, Factors, Shape], dict[tuple[Part, ...], int]] = {}
+        for atom in terms:
+            part, beside = self._part_of_sum(self.root(atom))
+            within, spans = self._spans(part)
+            op, attributes, operands, _ = self.all[within]
+            if op == PARTED:
+                core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
+                shape = self.shape(part if beside else atom)
+                sums.setdefault((operands[0], core, shape, spans, beside, self.shape(atom)), {})[indices] = atom
+        for (number, core, shape, spans, beside, after), atoms in sums.items():
+            if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
+                continue
+            rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
+            finite = self.finite[number] and all(self.finite[factor] for factor, _ in beside)
+            if len({factor > 0 for factor in rows.values()}) == 1 or finite:
+                for label in {label for parts in rows for label, _, _ in parts}:
+                    rows = _joined_along(label, rows)
+            for parts, factor in rows.items():
+                inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
+                if not parts and self.all[number].op == TOTAL:
+                    inner = self.whole_total(self.all[number].operands[0])
+                inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
+                whole = self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
+                for atom, change in self.terms(whole) if beside else ((whole, 1),):
+                    result[atom] = result.get(atom, 0) + factor * change
+        return result
+
+    def _spans(self, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """The only value in a flat value, and the ranges; any other value under a view, without ranges."""
+        root = self.root(number)
+        row = self.all[root]
+        return (row.operands[0], self.ranges(root)) if row.op == FLAT and len(row.operands) == 1 else (root, ())
+
+    def _part_of_sum(self, number: int) -> tuple[int, Factors]:
+        """The only factor with some of the terms of a sum, and the other factors; else the value alone."""
+        pairs = tuple(self.factors(number)) if self._traits[number] & SOME_TERMS else ()
+        parts = [factor for factor, power in pairs if power == 1 and self.all[self._spans(factor)[0]].op == PARTED]
+        return (parts[0], tuple(pair for pair in pairs if pair[0] != parts[0])) if len(parts) == 1 else (number, ())
+
+    # --- micro-steps ---
+
+    def iterated(self, number: int, start: int, axis: str, initial: int) -> int:
+        """The value after all micro-steps from ``initial``, where a micro-step takes ``start`` to ``number``."""
+        result = self.apply(ITERATED, axis, (number, start, initial), self.shape(number))
+        self.varies[result] = (self.varies[number] | self.varies[initial]) - {axis}
+        return result
+
+    def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which a state plus the sum of all changes is the state after all micro-steps.
+
+        s + x, where x begins at 0 and each micro-step takes x to a x + b s + r, begins at s and goes to a x + r where
+        b = a - 1, if r depends neither on x nor on s."""
+        result = dict(terms)
+        for atom in [atom for atom in terms if self.all[atom].op == ITERATED and terms[atom] == 1]:
+            _, axis, (number, start, initial), shape = self.all[atom]
+            step = dict(self.terms(number))
+            if self.uniform(initial) != 0 or start not in step:
+                continue
+            rate = step.pop(start)
+            states = (term for term, change in step.items() if change == rate - 1 and result.get(term) == 1)
+            state = next((term for term in states if self.all[term].op == INITIAL and self.shape(term) == shape), None)
+            moving = None if state is None else self._numbers.get(self.all[state]._replace(op=STATE))
+            if state is None or moving is None:
+                continue
+            del step[state]
+            if self.depend(step, {start, state, moving}):
+                continue
+            del result[atom], result[state]
+            whole = self.linear(step | {moving: rate}, shape)
+            result[self.iterated(whole, moving, str(axis), state)] = 1
+        return result
+
+    # --- stored whole numbers ---
+
+    def _joined_wholes(self, terms: dict[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which single stored whole numbers are one, absent beside others where zero."""
+        stored = {atom: self.arrays[atom] for atom in terms if self._counts[atom] == 1 and atom in self.arrays}
+        wholes = {atom: array for atom, array in stored.items() if array.dtype.kind == "i"}
+        types = {array.dtype for array in wholes.values()}
+        if len(types) != 1 or (len(terms) == 1 and 1 in terms.values()):
+            return terms
+        rest = {atom: factor for atom, factor in terms.items() if atom not in wholes}
+        total, type = Fraction(sum(int(wholes[atom].item()) * terms[atom] for atom in wholes)), types.pop()
+        if total.denominator != 1 or abs(total) >= int(np.iinfo(type).max):
+            return terms
+        if total or not rest:
+            shape = max((array.shape for array in wholes.values()), key=len)
+            rest[self.from_array(np.full(shape, int(total), type))] = 1
+        return rest
+
+
+def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient]) -> dict[tuple[Part, ...], Coefficient]:
+    """Parts of a sum that differ along one index alone, joined by the coefficient of each position."""
+    result: dict[tuple[Part, ...], Coefficient] = {}
+    steps: dict[tuple[tuple[Part, ...], int], dict[int, Coefficient]] = {}
+    for parts, factor in rows.items():
+        matched = [part for part in parts if part[0] == label]
+        if not matched:
+            result[parts] = result.get(parts, 0) + factor
+            continue
+        ((_, size, runs),) = matched
+        changes = steps.setdefault((tuple(part for part in parts if part[0] != label), size), {})
+        for start, stop in runs:
+            changes[start] = changes.get(start, 0) + factor
+            changes[stop] = changes.get(stop, 0) - factor
+    for (rest, size), changes in steps.items():
+        for factor, runs in ranges_by_coefficient(changes).items():
+            parts = rest if runs == ((0, size),) else tuple(sorted((*rest, (label, size, runs)), key=repr))
+            result[parts] = result.get(parts, 0) + factor
+    return result
+
+
+def ranges_by_coefficient(changes: Mapping[int, Coefficient]) -> dict[Coefficient, Runs]:
+    """The positions of each coefficient, from the changes of the coefficient; 0 is left out."""
+    groups: dict[Coefficient, list[tuple[int, int]]] = {}
+    coefficient: Coefficient = 0
+    for start, stop in pairwise(sorted(bound for bound, change in changes.items() if change)):
+        coefficient += changes[start]
+        if coefficient:
+            groups.setdefault(coefficient, []).append((start, stop))
+    return {factor: tuple(runs) for factor, runs in groups.items()}
