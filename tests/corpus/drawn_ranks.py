@@ -172,12 +172,16 @@ def drawn_node(program: Program, draw: random.Random) -> str | None:
             return program.add("Einsum", [one, two], equation=draw.choice(EQUATIONS))
         return program.add("MatMul", [one, two])
     if kind == 6:
-        scale = program.constant(np.linspace(0.5, 1.5, int(np.prod(shape[axis:]))).reshape(shape[axis:]), dtype=np.float32)
+        scale = program.constant(
+            np.linspace(0.5, 1.5, int(np.prod(shape[axis:]))).reshape(shape[axis:]), dtype=np.float32
+        )
         return program.add("LayerNormalization", [one, scale], axis=draw.choice([axis, axis - rank]))
     if flags and draw.random() < 0.5:
         return program.add("Where", [draw.choice(flags), one, two])
     if draw.random() < 0.3:
-        return program.add("CumSum", [one, program.constant(axis)], exclusive=draw.randint(0, 1), reverse=draw.randint(0, 1))
+        return program.add(
+            "CumSum", [one, program.constant(axis)], exclusive=draw.randint(0, 1), reverse=draw.randint(0, 1)
+        )
     return program.add(draw.choice(COMPARISONS), [one, two])
 
 
@@ -205,7 +209,9 @@ def _moved(
         return program.add("Tile", [one, ints(*[draw.choice([1, 1, 2, 3]) for _ in range(rank)])])
     if kind == 4:
         front = draw.choice([(), (2,), (3,)])
-        return program.add("Expand", [one, ints(*front, *[draw.choice([n, 1]) if n > 1 else draw.choice([1, 2, 4]) for n in shape])])
+        return program.add(
+            "Expand", [one, ints(*front, *[draw.choice([n, 1]) if n > 1 else draw.choice([1, 2, 4]) for n in shape])]
+        )
     if kind == 5:
         total = int(np.prod(shape))
         sizes = [(total,), (1, total), *((n, total // n) for n in (2, 3, 4, 6) if total % n == 0),
@@ -225,25 +231,52 @@ def _moved(
     if kind == 9:
         return program.add("Trilu", [one, program.constant(draw.randint(-2, 2))], upper=draw.randint(0, 1))
     if kind == 10:
-        return program.add("ScatterElements", [one, _rows(program, draw, shape, axis), one], axis=axis, reduction=draw.choice(["none", "add", "max"]))
+        return program.add(
+            "ScatterElements",
+            [one, _rows(program, draw, shape, axis), one],
+            axis=axis,
+            reduction=draw.choice(["none", "add", "max"]),
+        )
     if kind == 11:
         return program.add("GatherElements", [one, _rows(program, draw, shape, axis)], axis=axis)
     if kind == 12:
-        return program.add(*draw.choice([("Unsqueeze", [one, ints(axis)]), ("Squeeze", [one]), ("Flatten", [one]), ("Identity", [one])]))
+        return program.add(
+            *draw.choice(
+                [("Unsqueeze", [one, ints(axis)]), ("Squeeze", [one]), ("Flatten", [one]), ("Identity", [one])]
+            )
+        )
     if kind == 13 and rank == 3:
-        weight = program.constant(np.random.default_rng(draw.randrange(99)).standard_normal((2, shape[1], 2)), dtype=np.float32)
+        weight = program.constant(
+            np.random.default_rng(draw.randrange(99)).standard_normal((2, shape[1], 2)), dtype=np.float32
+        )
         if draw.random() < 0.5:
-            return program.add(draw.choice(["MaxPool", "AveragePool"]), [one], kernel_shape=[2], strides=[draw.choice([1, 2])], pads=draw.choice([[0, 0], [1, 0]]))
-        return program.add("Conv", [one, weight], pads=draw.choice([[0, 0], [1, 0], [1, 1]]), strides=[draw.choice([1, 2])])
+            return program.add(
+                draw.choice(["MaxPool", "AveragePool"]),
+                [one],
+                kernel_shape=[2],
+                strides=[draw.choice([1, 2])],
+                pads=draw.choice([[0, 0], [1, 0]]),
+            )
+        return program.add(
+            "Conv", [one, weight], pads=draw.choice([[0, 0], [1, 0], [1, 1]]), strides=[draw.choice([1, 2])]
+        )
     if kind == 14:
         scales = [draw.choice([1.0, 1.0, 2.0, 3.0]) for _ in range(rank)]
-        return program.add("Resize", [one, "", program.constant(scales, dtype=np.float32)], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+        return program.add(
+            "Resize",
+            [one, "", program.constant(scales, dtype=np.float32)],
+            mode="nearest",
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
     return program.add("TopK", [one, ints(draw.randint(1, length))], 2, axis=axis, largest=draw.randint(0, 1))
 
 
 def _rows(program: Program, draw: random.Random, shape: tuple[int, ...], axis: int) -> str:
     """Numbers of places along an axis, each once."""
-    perm = np.asarray(draw.sample(range(shape[axis]), shape[axis])).reshape([-1 if at == axis else 1 for at in range(len(shape))])
+    perm = np.asarray(draw.sample(range(shape[axis]), shape[axis])).reshape(
+        [-1 if at == axis else 1 for at in range(len(shape))]
+    )
     return program.constant(np.broadcast_to(perm, shape).copy())
 
 
@@ -388,7 +421,7 @@ class Ranks(Program):
         return all(fits(mine.arrays[n][0], source.arrays[value][0][0], form) for n, (value, form) in shown.items())
 
     def edited(self, shown: Iterable[str]) -> Ranks | None:
-        """The ranks with one edit of a node behind the outputs, run anew; None where there is none, or it does not run."""
+        """The ranks with one edit of a node behind the outputs, run anew; None where it has no effect."""
         copy, needed = deepcopy(self), set(shown)
         copy.draw = self.draw
         for each in reversed(copy.nodes):
@@ -428,7 +461,11 @@ def _other_number(array: np.ndarray, at: int, number: int) -> np.ndarray:
     return changed
 
 
-TEXTS = [[b"none", b"add", b"max", b"mul"], [b"constant", b"edge", b"reflect", b"wrap"], [b"floor", b"ceil", b"round_prefer_floor"]]
+TEXTS = [
+    [b"none", b"add", b"max", b"mul"],
+    [b"constant", b"edge", b"reflect", b"wrap"],
+    [b"floor", b"ceil", b"round_prefer_floor"],
+]
 
 
 def other(attribute: AttributeProto, draw: random.Random) -> None:

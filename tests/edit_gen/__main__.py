@@ -15,9 +15,9 @@ from pathlib import Path
 
 import draws
 
+from edit_gen.edits import EDITS
 from edit_gen.folders import KINDS, drawn_kind
 from edit_gen.judge import OF_MANIFEST, Folder, judged
-from edit_gen.edits import EDITS
 from edit_gen.models import judged as of_models
 
 
@@ -55,7 +55,7 @@ def main() -> int:
         every = (case for seed in seeds for case in models(seed, options.edits))
     else:
         every = (case for seed in seeds for case in cases(seed, options.kind, edits, options.only))
-    quiet = ("equal", "different", "refused", "unproven", "unrun", "starts", "near", "proven")
+    quiet = ("equal", "different", "refused", "unproven", "unrun", "starts", "near", "call", "proven")
     return draws.run(every, options.minutes, quiet=quiet, wrong=("WRONG", "CRASH").__contains__)
 
 

@@ -28,9 +28,11 @@ ALIKES = {name: [other for other in names.split() if other != name] for names in
 TEXTS = [
     "sum mean max min", "none add mul max min", "constant reflect edge wrap", "NOTSET SAME_UPPER SAME_LOWER VALID",
     "forward reverse bidirectional", "none tanh", "none mean sum", "nearest linear cubic", "DCR CRD", "LEFT RIGHT",
-    "half_pixel asymmetric align_corners pytorch_half_pixel half_pixel_symmetric", "round_prefer_floor round_prefer_ceil"
-    " floor ceil", "bilinear nearest", "zeros border reflection",
+    "half_pixel asymmetric align_corners pytorch_half_pixel half_pixel_symmetric",
+    "round_prefer_floor round_prefer_ceil floor ceil", "bilinear nearest", "zeros border reflection",
 ]  # fmt: skip
+OF_FLOAT8 = {"saturate", "round_mode"}
+"""Attributes that ONNX Runtime takes of casts to 8 bits alone."""
 Site = tuple[Any, NodeProto]
 """A graph, a body or a function, and a node of it."""
 
@@ -184,7 +186,7 @@ def attribute(work: Work, site: Site) -> bool:
     absent = []
     if node.domain == "":
         try:
-            absent = [a for a in work.schema(node).attributes.values() if a.name not in names]
+            absent = [a for a in work.schema(node).attributes.values() if a.name not in names | OF_FLOAT8]
         except defs.SchemaError:
             return False
     plain = [each for each in node.attribute if each.type not in (5, 10)]
@@ -372,7 +374,6 @@ def same_form(work: Work, site: Site) -> bool:
     def ints(*values: int) -> list[str]:
         return [work.constant(values, np.int64)]
 
-    turned: list[tuple[str, list[str], dict[str, Any]]]
     ways: list[Callable[[], list[tuple[str, list[str], dict[str, Any]]]]] = [
         lambda: [("Identity", [], {})], lambda: [("Mul", [work.constant(1)], {})],
         lambda: [("Add", [work.constant(0)], {})], lambda: [("Neg", [], {}), ("Neg", [], {})],
@@ -396,9 +397,11 @@ def same_form(work: Work, site: Site) -> bool:
                      ("Slice", [*ints(dims[axis]), *ints(2 * dims[axis]), *ints(axis)], {})],
             lambda: [("Pad", ints(*[int(at == axis) for at in range(rank)] * 2), {}),
                      ("Slice", [*ints(1), *ints(1 + dims[axis]), *ints(axis)], {})],
-            lambda: [("Concat", [name_right], {"axis": axis}), ("Slice", [*ints(dims[axis]), *ints(2 * dims[axis]), *ints(axis)], {})],
+            lambda: [("Concat", [name_right], {"axis": axis}),
+                     ("Slice", [*ints(dims[axis]), *ints(2 * dims[axis]), *ints(axis)], {})],
             lambda: [("Unsqueeze", ints(0), {}), ("ReduceSum", ints(0), {"keepdims": 0})],
-            lambda: [("Unsqueeze", ints(0), {}), ("Expand", ints(3, *dims), {}), ("ReduceMean", ints(0), {"keepdims": 0})],
+            lambda: [("Unsqueeze", ints(0), {}), ("Expand", ints(3, *dims), {}),
+                     ("ReduceMean", ints(0), {"keepdims": 0})],
         ]  # fmt: skip
     _put(work, site, name, draw.choice(ways)())
     return True
@@ -536,7 +539,11 @@ def _retyped(model: ModelProto, site: Site, old: set[str]) -> None:
     calls = {name for node in graph.node if node.domain for name in node.input}
     typed = [each for each in graph.value_info if each.name not in names]
     typed += [each for name, each in found.items() if name in names]
-    kept = [onnx.ValueInfoProto.FromString(each.SerializeToString()) for each in typed if each.name in calls or each.name in old]
+    kept = [
+        onnx.ValueInfoProto.FromString(each.SerializeToString())
+        for each in typed
+        if each.name in calls or each.name in old
+    ]
     del graph.value_info[:]
     graph.value_info.extend(kept)
 

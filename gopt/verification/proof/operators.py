@@ -339,7 +339,8 @@ class NodeReader:
 
     def _folded(self, node: Node, arrays: Arrays) -> np.ndarray | None:
         if node.is_in(CASTS):
-            return np.asarray(arrays[0].astype(numpy_dtype(self.type_of(node).dtype)))
+            to = self.type_of(node).dtype
+            return None if to == "undefined" else np.asarray(arrays[0].astype(numpy_dtype(to)))
         if not all(array.dtype.kind in "iub" for array in arrays):
             return None
         folded = as_folded(node, arrays)

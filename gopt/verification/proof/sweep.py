@@ -103,9 +103,7 @@ class Sweep:
                 results.update(zip(members, calls[group]))
             for sweep in dict.fromkeys(self.sweeps[rank] for rank in sorted(results)):  # leaders are ahead
                 for part in self._parted(sweep, results):
-                    node, numbers = part.graph.nodes[part.at], results[part.rank]
-                    part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
-                    part.at += 1
+                    part.end_call(results[part.rank])
                     self._go_on(part, waiting)
         return [sweep.values for sweep in self.sweeps]
 
