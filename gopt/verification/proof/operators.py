@@ -94,7 +94,7 @@ class NodeReader:
         return self.plain(node, operands, present, shapes)
 
     def _by_laws(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
-        """The results by any law; None where there is none. Raises UnknownSize."""
+        """The results by any law, or None. Raises UnknownSize."""
         results = norm_laws.results(self, node, operands, shapes) if self.split else None
         if results is None:
             results = self._by_law(node, operands, shapes)
