@@ -4,7 +4,7 @@ Names decide nothing here, and may only raise a doubt; a user's own map goes fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gopt.analysis.aliases import mark_rewritten, without_aliases
@@ -18,6 +18,7 @@ from gopt.analysis.gradients import LayoutError
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import (
+    Losses,
     apart_from_updates,
     before_updates,
     further_roots,
@@ -104,37 +105,75 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     moving = _surely_moving(index, roles)
     pairs, reach = _pair_tensors(index, roles, moving)
     named = roles.losses(graph)
-    candidates = loss_candidates(index, pairs)
-    if not candidates and not named:
-        scalars, _ = match_states(scalar_reach(index, pairs, (), roles, moving))
-        candidates = loss_candidates(index, pairs | scalars)
-    norms = candidates
-    candidates = before_updates(index, pairs, candidates)
+    scalars = loss_candidates(index, pairs)
+    if not scalars and not named:
+        matched, _ = match_states(scalar_reach(index, pairs, (), roles, moving))
+        scalars = loss_candidates(index, pairs | matched)
+    candidates = before_updates(index, pairs, scalars)
     losses = [*named, *(name for name in candidates if name not in named)]
     if not losses:
         refuse_displaced(index, reach, pairs)
         _refuse_unpaired(index, pairs)
-        if not pairs and graph.header.functions:
-            name = graph.header.functions[0].name
-            raise UnsupportedError(
-                f"no state found, and the step calls functions of its own ({name!r}): gopt does not look inside them",
-                "inline them first: onnx.inliner.inline_local_functions(model)",
-            )
-        if not pairs:
-            raise InputError(
-                "this is not a training step: no output replaces an input, and no output is a loss",
-                "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
-                "gopt derive makes one from a forward model, gopt export from PyTorch",
-            )
-        several = next((name for name, type in graph.outputs.items() if name not in pairs and type.dtype in FLOATS), "")
-        raise InputError(
-            f"no loss found: output {norms[0]!r} is computed from gradients" if norms
-            else "no loss found: no output of one floating element depends on the batch and the parameters",
-            "make the loss an output of the step, one floating number"
-            + (f", such as the mean of {several!r}" if several and not norms else ""),
-        )  # fmt: skip
+        raise _without_loss(graph, pairs, scalars)
     shown = named or (losses[0],)
-    pairs |= pair_scalars(index, pairs, shown, losses, roles, moving)
+    pairs |= _pair_rest(index, pairs, shown, losses, roles, moving)
+    roots = _first(index, pairs, roles, candidates, shown, reach)
+    try:
+        step, mapping = _gradients(index, pairs, roles, losses, roots, reach)
+    except (UnsupportedError, OptionError):
+        rest = [name for name in losses if name not in roots]
+        carried = pair_shown(index, pairs, () if named else roots, rest[:1], losses, roles, moving) if rest else {}
+        if not carried:
+            raise
+        return _recover(graph, _with_states(roles, carried))
+    anew = paired_anew(step, mapping.gradients.values())
+    if anew:
+        return _recover(graph, _with_states(roles, anew))
+    doubtful = may_be_carried(index, pairs, step.roots, roles, moving)
+    settled = settle_losses(step, mapping.gradients, mapping.backward, named, doubtful)
+    carried = pair_shown(index, pairs, doubtful.difference(settled.names), settled.names, losses, roles, moving)
+    if carried:
+        return _recover(graph, _with_states(roles, carried))
+    if not named:
+        refuse_states_for_losses(step, mapping, settled.names)
+    return _assembled(step, mapping, settled, pairs, roles)
+
+
+def _with_states(roles: RoleMap, pairs: Mapping[str, str]) -> RoleMap:
+    return replace(roles, states={**roles.states, **pairs})
+
+
+def _without_loss(graph: Graph, pairs: Mapping[str, str], norms: Sequence[str]) -> GoptError:
+    """The refusal of a graph in which no output may be a loss; ``norms``: scalars that depend on gradients."""
+    if not pairs and graph.header.functions:
+        name = graph.header.functions[0].name
+        return UnsupportedError(
+            f"no state found, and the step calls functions of its own ({name!r}): gopt does not look inside them",
+            "inline them first: onnx.inliner.inline_local_functions(model)",
+        )
+    if not pairs:
+        return InputError(
+            "this is not a training step: no output replaces an input, and no output is a loss",
+            "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
+            "gopt derive makes one from a forward model, gopt export from PyTorch",
+        )
+    several = next((name for name, type in graph.outputs.items() if name not in pairs and type.dtype in FLOATS), "")
+    return InputError(
+        f"no loss found: output {norms[0]!r} is computed from gradients" if norms
+        else "no loss found: no output of one floating element depends on the batch and the parameters",
+        "make the loss an output of the step, one floating number"
+        + (f", such as the mean of {several!r}" if several and not norms else ""),
+    )  # fmt: skip
+
+
+def _pair_rest(
+    index: GraphIndex, pairs: dict[str, str], shown: tuple[str, ...], losses: list[str], roles: RoleMap,
+    moving: set[str],
+) -> dict[str, str]:  # fmt: skip
+    """The pairs of scalars and of copies beside the pairs so far; raises the refusals of steps without a state, and
+    with other than numbers."""
+    graph = index.graph
+    pairs = pairs | pair_scalars(index, pairs, shown, losses, roles, moving)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output not in shown}, free)
     if not pairs:
@@ -144,25 +183,14 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    roots = _first(index, pairs, roles, candidates, shown, reach)
-    try:
-        step, mapping = _gradients(index, pairs, roles, losses, roots, reach)
-    except (UnsupportedError, OptionError):
-        rest = [name for name in losses if name not in roots]
-        carried = pair_shown(index, pairs, () if named else roots, rest[:1], losses, roles, moving) if rest else {}
-        if not carried:
-            raise
-        return _recover(graph, replace(roles, states={**roles.states, **carried}))
-    anew = paired_anew(step, mapping.gradients.values())
-    if anew:
-        return _recover(graph, replace(roles, states={**roles.states, **anew}))
-    doubtful = may_be_carried(index, pairs, step.roots, roles, moving)
-    settled = settle_losses(step, mapping.gradients, mapping.backward, named, doubtful)
-    carried = pair_shown(index, pairs, doubtful.difference(settled.names), settled.names, losses, roles, moving)
-    if carried:
-        return _recover(graph, replace(roles, states={**roles.states, **carried}))
-    if not named:
-        refuse_states_for_losses(step, mapping, settled.names)
+    return pairs
+
+
+def _assembled(
+    step: StepSkeleton, mapping: GradientMap, settled: Losses, pairs: Mapping[str, str], roles: RoleMap
+) -> TrainingGraph:
+    """The training step with all roles; raises the refusals of doubtful ones."""
+    index = step.index
     if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
         step.lacking = step.lacking_of(settled.names)
         if not step.lacking.keys().isdisjoint(mapping.gradients):
@@ -173,7 +201,7 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     try:
         training = assemble(step, mapping, settled.names)
     except (InputError, UnsupportedError):
-        refuse_displaced(index, reach, pairs)
+        refuse_displaced(index, step.reach, pairs)
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
         raise
     training.sources = dict(settled.of)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gopt.documents.records import key
+from gopt.ir.graph import Graph
+from gopt.ir.graph_index import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,17 @@ class SynchronisedValues:
     corrected: tuple[CorrectedConstant, ...] = field(default=(), metadata=key("constants"))
     """The list has the constants of the source that follow the number of samples, and what they are for the samples of
     all ranks. Each item is one constant as one node reads it."""
+
+
+def as_read(graph: Graph, values: Sequence[str]) -> list[str]:
+    """Return values of a step that is split, in the layouts in which nodes of the source read them."""
+    users = graph.users() if values else {}
+
+    def layouts(name: str) -> list[str]:
+        return [output for node in users.get(name, ()) if node.added for output in node.outputs]
+
+    result: dict[str, None] = {}
+    for value in values:
+        read = [name for name in walk([value], layouts) if not all(node.added for node in users.get(name, ()))]
+        result |= dict.fromkeys(read or [value])
+    return list(result)

@@ -20,10 +20,11 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def unary(
-    name: str, slope: Slope, kernel: Callable[..., Any] | None = None, *, zero: bool = False, **facts: Any
+    name: str, slope: Slope, kernel: Callable[..., Any] | None = None, *, zero: bool = False, finite: bool = True,
+    **facts: Any,
 ) -> Operator:  # fmt: skip
     """A function of one operand; ``zero``: it is zero at zero."""
-    return binary(name, (slope, NONE), kernel, zero=zero or slope is LINEAR, **facts)
+    return binary(name, (slope, NONE), kernel, zero=zero or slope is LINEAR, finite=finite, **facts)
 
 
 def binary(
@@ -41,7 +42,9 @@ def with_attributes(
 ) -> Operator:
     """A function of one operand that attributes, or constants behind it, shape further."""
     facts = {"dims": elements.elementwise, **facts}
-    return Operator(name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel, **facts)
+    return Operator(
+        name, (slope, NONE), elementwise=True, zero=zero, total=total, finite=True, kernel=kernel, **facts
+    )  # fmt: skip
 
 
 def _divided(dividend: Array, right: Array) -> Array:
@@ -94,12 +97,12 @@ def _shrunk(torch: Any, attributes: Attributes, value: Any) -> Any:
 OPERATORS = (
     # --- functions of one operand ---
     unary("Abs", BENT, np.abs, zero=True, power=1, torch="abs"),
-    unary("Acos", CURVED, np.arccos, torch="acos"),
-    unary("Acosh", CURVED, np.arccosh, torch="acosh"),
-    unary("Asin", CURVED, np.arcsin, zero=True, torch="asin"),
+    unary("Acos", CURVED, np.arccos, finite=False, torch="acos"),
+    unary("Acosh", CURVED, np.arccosh, finite=False, torch="acosh"),
+    unary("Asin", CURVED, np.arcsin, finite=False, zero=True, torch="asin"),
     unary("Asinh", CURVED, np.arcsinh, zero=True, torch="asinh"),
     unary("Atan", CURVED, np.arctan, zero=True, torch="atan"),
-    unary("Atanh", CURVED, np.arctanh, zero=True, torch="atanh"),
+    unary("Atanh", CURVED, np.arctanh, finite=False, zero=True, torch="atanh"),
     unary("BitwiseNot", NONE, np.bitwise_not, torch="bitwise_not"),
     unary("Cast", LINEAR, torch=lambda t, a, x: x.to(getattr(t, TYPES[a["to"]]))),
     binary(
@@ -132,11 +135,11 @@ OPERATORS = (
     with_attributes(
         "LeakyRelu", BENT, zero=True, power=1, torch=lambda t, a, x: t.nn.functional.leaky_relu(x, a.get("alpha", 0.01))
     ),
-    unary("Log", CURVED, np.log, torch="log"),
+    unary("Log", CURVED, np.log, finite=False, torch="log"),
     unary("Mish", CURVED, zero=True, torch="nn.functional.mish"),
     unary("Neg", LINEAR, np.negative, signs=(-1,), torch="neg"),
     unary("Not", NONE, np.logical_not, torch="logical_not"),
-    unary("Reciprocal", CURVED, lambda x: 1 / x, power=-1, exponents=(-1,), torch="reciprocal"),
+    unary("Reciprocal", CURVED, lambda x: 1 / x, finite=False, power=-1, exponents=(-1,), torch="reciprocal"),
     unary("Relu", BENT, lambda x: np.maximum(x, 0), zero=True, power=1, torch="relu"),
     unary("Round", STEP, np.round, zero=True, torch="round"),
     with_attributes(
@@ -150,9 +153,9 @@ OPERATORS = (
     unary("Sinh", CURVED, np.sinh, zero=True, torch="sinh"),
     unary("Softplus", CURVED, torch=lambda t, a, x: t.nn.functional.softplus(x, 1, 40)),
     unary("Softsign", CURVED, zero=True, torch="nn.functional.softsign"),
-    unary("Sqrt", CURVED, np.sqrt, zero=True, power=0.5, torch="sqrt"),
+    unary("Sqrt", CURVED, np.sqrt, finite=False, zero=True, power=0.5, torch="sqrt"),
     with_attributes("Swish", CURVED, zero=True, torch=lambda t, a, x: x * t.sigmoid(a.get("alpha", 1.0) * x)),
-    unary("Tan", CURVED, np.tan, zero=True, torch="tan"),
+    unary("Tan", CURVED, np.tan, finite=False, zero=True, torch="tan"),
     unary("Tanh", CURVED, np.tanh, zero=True, torch="tanh"),
     with_attributes("ThresholdedRelu", BENT, zero=True, torch=lambda t, a, x: t.where(x > a.get("alpha", 1.0), x, 0)),
     # --- arithmetic ---

@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from gopt.analysis.isomorphism import signature
+from gopt.analysis.synchronised_values import as_read
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
@@ -45,7 +46,7 @@ class _KeptNodes:
         self._graph, self._types, self._split = training.graph, training.graph.types, frozenset(program.split)
         self._step: dict[str, Node] = {}
         """The producers of the step, once they are asked for: most programs read nothing else for an inner value."""
-        self._points = frozenset(synchronised.points)
+        self._points = frozenset(as_read(training.graph, synchronised.points))
         self._corrected = frozenset((constant.output, constant.constant) for constant in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
         self._replaced.update(training.gradients)  # trainers pull parameters, and have none as a state
@@ -142,8 +143,8 @@ class _KeptNodes:
         """Check a node of a pass: the results for nodes of the step, and the receivers."""
         if node.domain == COMM:
             self._check_call(node)
-        sent = transfers(node)
-        if sent:
+        copies = transfers(node) or node.is_a("Identity")
+        if copies:
             self.renamed |= {new: self.renamed.get(old, old) for old, new in zip(node.inputs, node.outputs)}
         for name in node.outputs:
             maker = self._makers.get(name)
@@ -155,7 +156,7 @@ class _KeptNodes:
                 continue  # reduced over ranks, or made of what is: verify compares it
             elif maker.domain == COMM and not maker.added and maker.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
-            elif not ((sent or node.is_a("Identity")) and self._is_again(node.inputs[node.outputs.index(name)], name)):
+            elif not (copies and self._is_again(node.inputs[node.outputs.index(name)], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
                     f"in the step {maker.op_type} {maker.label!r} makes it",

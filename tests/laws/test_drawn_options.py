@@ -93,6 +93,16 @@ FOUND = [
     Setting("mlp_torchoptim_adamw / functions with optional inputs", "pp=2", 0, 2, None, {}),
     # A value of an open size times one of known size.
     Setting("optim/clip_value / split and joined", "dp=2", 0, 1, None, {}),
+    # The gradient of a part of the tokens: on a rank without these tokens, all of it is zero.
+    Setting("stream 14646", "cp=2,shard=2", 3, 1, None, {"tensor-parallel": {"sequence": True}}),
+    # A part of a row of ranges that has ranges of a single value of the row.
+    Setting("stream 99523", "cp=2,ep=4", 0, 1, None, {"tensor-parallel": {"regather": True}}),
+    # A synchronised value that nodes of the source read in another layout, whole or in parts, also in the update.
+    Setting("stream 37152", "sp=2,shard=2", 3, 1, None,
+            {"tensor-parallel": {"regather": True}, "statistics": {"statistics": "sync"}}),
+    Setting("stream 37111", "cp=2,dp=2", 2, 1, None,
+            {"tensor-parallel": {"regather": True}, "statistics": {"statistics": "sync"}}),
+    Setting("cnn_sgd", "h=2,dp=2", 2, 1, None, {"statistics": {"statistics": "sync"}}),
     # A moment in eight bits turns by one where gradients are rounded for the wire.
     Setting("written 220212", "shard=2", 2, 1, None, {"shard": {"reduce-dtype": "float16"}}),
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import ModelProto
@@ -12,6 +12,9 @@ from steps_gen.tape import Tape, backward
 from mesh_gen import losses, streams
 from mesh_gen.losses import LOSSES
 from mesh_gen.streams import BLOCKS, Batch, Stream
+
+BESIDE = ("dense", "mlp", "attention", "norm", "positions")
+"""Blocks that a block is drawn among."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class Recipe:
             seed, (*sizes[:3], sizes[3]), r.choice(["floats", "ids", "ids+positions"]), blocks,
             r.choice(list(LOSSES)), r.choice(["sgd", "momentum", "adam", "adam+clip"]),
         )  # fmt: skip
+
+    @classmethod
+    def with_block(cls, block: str, seed: int, draw: random.Random) -> Recipe:
+        """The recipe of a seed, with a block among up to two others instead of its own."""
+        blocks = [draw.choice(BESIDE) for _ in range(draw.randint(0, 2))]
+        blocks.insert(draw.randint(0, len(blocks)), block)
+        return replace(cls.draw(seed), blocks=tuple(blocks))
 
     def told(self) -> str:
         return f"{self.seed}: {self.sizes} {self.begin} | {' '.join(self.blocks)} | {self.loss} {self.rule}"

@@ -243,6 +243,30 @@ def test_total_operators_have_a_result_for_all_numbers(name):
             probe.result({at: generator.choice(nasty, probe.inputs[at].shape) for at in probe.floats})
 
 
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.finite) - UNSEEN))
+def test_finite_operators_have_a_number_for_all_numbers(name):
+    generator = np.random.default_rng(4)
+    numbers = np.array([0, -1, 1, 0.5, -0.5, 30, -30, 1e-30, -1e-30, 2.5], np.float32)
+    for probe in probes(name):
+        for _ in range(4):
+            result = probe.result({at: generator.choice(numbers, probe.inputs[at].shape) for at in probe.floats})
+            assert result.dtype.kind != "f" or np.isfinite(result).all()
+
+
+def of_one_curve(record: Operator) -> bool:
+    return record.elementwise and record.slopes[:1] == (Slope.CURVED,) and record.slope(1) is Slope.NONE
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: of_one_curve(each) and not each.finite) - UNSEEN - {"Tan"}))
+def test_other_curved_operators_have_no_number_somewhere(name):
+    """Of Tan, the poles stand between the numbers of a type."""
+    numbers = np.array([0, -1, 1, 2, -2], np.float32)
+    for probe in probes(name):
+        shapes = {at: probe.inputs[at].shape for at in probe.floats}
+        results = [probe.result({at: np.full(shape, number) for at, shape in shapes.items()}) for number in numbers]
+        assert not all(np.isfinite(result).all() for result in results)
+
+
 def test_places_are_those_of_operands_that_the_standard_has():
     for name, record in OPERATORS.items():
         versions = [each for each in onnx.defs.get_all_schemas_with_history() if each.name == name and not each.domain]

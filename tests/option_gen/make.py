@@ -16,6 +16,7 @@ from drawn_schedules import draw
 from helpers import FIXTURES, stage_on
 from mesh_gen.make import Recipe, make
 from onnx import ModelProto
+from option_values import PASSES, SCHEDULES
 from whole_gen.kinds import of_seed
 from whole_gen.steps import written as of_plan
 from wild_gen.form import Form
@@ -44,23 +45,6 @@ OWN_AXES = {
 }  # fmt: skip
 """Fixtures -> axes that split what only they have: rows of images, tokens, experts."""
 MOST_RANKS = 8
-SCHEDULES = ("gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1", "zb-v")
-PASSES: Mapping[str, Mapping[str, Sequence[object]]] = {
-    "tensor-parallel": {
-        "auto": (False,), "sizes": ("ceil", "floor-last"), "sequence": (True,), "regather": (True,),
-    },
-    "shard": {
-        "partition": ("rows", "whole"), "owners": ("round-robin", "in-order", "hash"), "rule": ("ceil",),
-        "min-piece": (1, 7, 64), "style": ("broadcast",), "bucket-mb": (0.0, 0.001, 0.01),
-        "reduce-dtype": ("float32",), "reshard-after-forward": (False,), "persist": (100, 100000),
-    },
-    "statistics": {"statistics": ("mean", "root", "local", "sync")},
-    "fuse-collectives": {"cap-mb": (0.0, 0.001), "max-tensors": (1, 2), "first-mb": (0.0001,)},
-    "recompute": {"policy": ("full", "selective", "1KiB", "100KiB")},
-    "overlap": {"prefetch": (0, 3), "limit-mb": (0.0, 0.001)},
-    "offload": {"what": ("states", "activations", "states,activations", "1KiB"), "least": ("1B", "64B")},
-}  # fmt: skip
-"""Pass -> option -> values beside its default."""
 
 
 @dataclass(frozen=True, slots=True)

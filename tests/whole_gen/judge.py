@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 from helpers import stage_on
-from option_gen.make import PASSES, SCHEDULES
+from option_values import PASSES, SCHEDULES
 from rank_files import Runner, Values
 from rank_simulator import World
 

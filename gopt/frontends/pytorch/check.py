@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -136,13 +137,13 @@ def compare(
     graph = replace(graph, outputs={**graph.outputs, **shown})
     arguments = graph, recipe, run_seen, options, draws, hyper, branches
     with contextlib.suppress(_Difference):
-        return _compared(*arguments)
+        return _Comparison(*arguments).run()
     try:
-        return _compared(*arguments, shakes=SHAKES)
+        return _Comparison(*arguments, shakes=SHAKES).run()
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
-                return replace(_compared(*arguments, shakes=SHAKES, wide=True), rounding=difference.what)
+                return replace(_Comparison(*arguments, shakes=SHAKES, wide=True).run(), rounding=difference.what)
         raise _refusal(difference) from None
 
 
@@ -157,85 +158,117 @@ def _refuse_new_shapes(graph: Graph) -> None:
             )
 
 
-def _compared(
-    graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
-    hyper: FedOptions, branches: Mapping[str, str], *, shakes: int = 1, wide: bool = False,
-) -> ExportCheck:  # fmt: skip
-    data = batches(recipe, max(options.check, BRANCHED if branches else 0))
-    sides: dict[str, set[bool]] = {name: set() for name in branches}
-    generator = torch.Generator().manual_seed(options.seed + 1)
-    drawn = [[draw.values(generator) for draw in draws] for _ in data]
-    recorded = torch.Generator().manual_seed(options.seed)
-    for index, (name, draw) in enumerate(zip(draw_names(len(draws)), draws)):
-        value = draw.values(recorded)
-        if name not in graph.inputs:  # it made a value before the first step, which the graph holds
-            drawn[0][index] = value
-    names = {*graph.inputs, *graph.initializers}
-    limits = WIDE if wide else LIMITS[_narrowest(recipe, options)]
-    eager = EagerStates(recipe, run_seen, options, names, wide=wide)
-    shaken = [EagerStates(recipe, run_seen, options, names, Shake(limits.shake, 5 + number), wide=wide)
-              for number in range(shakes)]  # fmt: skip
-    disturbances = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
-    if options.autocast is None and not wide:
-        disturbances += [_Other([EagerStates(recipe, run_seen, options, names)], NARROW_NOISE, NarrowNoise)]
-        disturbances += [_Other([EagerStates(recipe, run_seen, options, names)], KERNELS, _plain_kernels)]
-    start = eager.states()
-    scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
-    cache_feeds = dict(hyper.values)
-    program = Float64Graph(widened(graph, "float64"), SessionCache()) if wide else Executor(graph, SessionCache())
-    carried: Arrays = {}
-    losses: list[float] = []
-    theirs: list[float] = []
-    worst, drift, updates = (0.0, ""), 0.0, 0
-    noise: dict[str, float] = {}
-    for step, (batch, numbers) in enumerate(zip(data, drawn)):
-        if step >= options.check and all(len(outcomes) == 2 for outcomes in sides.values()):
-            break
-        if scheduled:
-            cache_feeds |= {name: eager.option(*option) for name, option in hyper.rates.items()}
-        feeds = {name: array_over(value) for name, value in batch.items()} | cache_feeds | carried
-        feeds |= {name: array_over(value) for name, value in zip(draw_names(len(draws)), numbers)}
-        read = {name: feeds[name] for name in graph.inputs if name in feeds}
-        if wide:
+class _Comparison:
+    """The exported graph beside eager PyTorch, step by step; arguments as of ``compare``.
+
+    ``shakes``: eager trainings with a disturbance in the last place; ``wide``: whether all compute in float64."""
+
+    def __init__(
+        self, graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
+        hyper: FedOptions, branches: Mapping[str, str], *, shakes: int = 1, wide: bool = False,
+    ) -> None:  # fmt: skip
+        self.graph, self.options, self.branches, self.wide = graph, options, branches, wide
+        self.limits = limits = WIDE if wide else LIMITS[_narrowest(recipe, options)]
+        self.data = batches(recipe, max(options.check, BRANCHED if branches else 0))
+        self.drawn = _drawn(graph, draws, len(self.data), options.seed)
+        names = {*graph.inputs, *graph.initializers}
+        self.training = training = partial(EagerStates, recipe, run_seen, options, names, wide=wide)
+        self.eager = training()
+        self.disturbances = [
+            _Other([training(Shake(limits.shake, 5 + number)) for number in range(shakes)], NOISE,
+                   of_loss=options.autocast is None),
+        ]  # fmt: skip
+        if options.autocast is None and not wide:
+            self.disturbances += [_Other([training()], NARROW_NOISE, NarrowNoise)]
+            self.disturbances += [_Other([training()], KERNELS, _plain_kernels)]
+        self.start = self.eager.states()
+        self.rates = hyper.rates if recipe.scheduler is not None and EPOCH not in graph.inputs else {}
+        cache = SessionCache()
+        self.program = Float64Graph(widened(graph, "float64"), cache) if wide else Executor(graph, cache)
+        self.fed: Arrays = dict(hyper.values)
+        self.states: Arrays = {}
+        """Of the graph, behind the last step."""
+        self.sides: dict[str, set[bool]] = {name: set() for name in branches}
+        self.losses: list[float] = []
+        self.eager_losses: list[float] = []
+        self.worst, self.drift, self.updates = (0.0, ""), 0.0, 0
+        self.noise: dict[str, float] = {}
+
+    def run(self) -> ExportCheck:
+        """Compare all steps. Raises _Difference, and UnsupportedError where nothing can be compared."""
+        for step, (batch, numbers) in enumerate(zip(self.data, self.drawn)):
+            if step >= self.options.check and all(len(outcomes) == 2 for outcomes in self.sides.values()):
+                break
+            results = self._results(batch, numbers)
+            self.eager_losses.append(self.eager.step(batch, numbers))
+            self.updates += not self.eager.overflowed
+            for disturbance in self.disturbances:
+                disturbance.step(step, batch, numbers)
+            self._compare_losses(step)
+            for name, value in self.eager.outputs.items():
+                allowed = sum(disturbance.of_outputs(name, value) for disturbance in self.disturbances)
+                _check_output(name, step, results.pop(name), value, self.limits.loss, allowed)
+            self.states = {name.removesuffix("_out"): value for name, value in results.items()}
+            self._compare_states(step)
+            if step == 0:
+                _check_again(self.training(), batch, numbers, self.eager, self.start, self.limits)
+                # The rest compute in no narrow type, or by no other kernels.
+                expected = self.eager.states()
+                self.disturbances = [other for other in self.disturbances if not other.equal(expected)]
+        one_sided = {self.branches[name]: None for name, outcomes in self.sides.items() if len(outcomes) < 2}
+        return ExportCheck(
+            tuple(self.losses), tuple(self.eager_losses), *self.worst, self.updates, one_sided=tuple(one_sided)
+        )
+
+    def _results(self, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+        """The outputs and states of the next step of the graph, without the loss and the sides of branches."""
+        self.fed |= {name: self.eager.option(*option) for name, option in self.rates.items()}
+        feeds = {name: array_over(value) for name, value in batch.items()} | self.fed | self.states
+        feeds |= {name: array_over(value) for name, value in zip(draw_names(len(numbers)), numbers)}
+        read = {name: feeds[name] for name in self.graph.inputs if name in feeds}
+        if self.wide:
             read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}
-        results = program.run(read)
-        for name in branches.keys() & results.keys():
-            sides[name].add(bool(results.pop(name)))
-        losses.append(float(results["loss"]))
-        theirs.append(eager.step(batch, numbers))
-        updates += not eager.overflowed
-        for disturbance in disturbances:
-            disturbance.step(step, batch, numbers)
+        results = self.program.run(read)
+        for name in self.branches.keys() & results.keys():
+            self.sides[name].add(bool(results.pop(name)))
+        self.losses.append(float(results.pop("loss")))
+        return results
+
+    def _compare_losses(self, step: int) -> None:
+        mine, theirs = self.losses[-1], self.eager_losses[-1]
         # Two losses, or two states that are rounding alone, may be near by chance: the largest difference so far.
-        drift = max([drift, *(disturbance.of_losses(theirs[-1]) for disturbance in disturbances)])
-        near = limits.loss * (1 + abs(theirs[-1])) + drift
-        if np.isnan(theirs[-1]):
+        self.drift = max([self.drift, *(disturbance.of_losses(theirs) for disturbance in self.disturbances)])
+        near = self.limits.loss * (1 + abs(theirs)) + self.drift
+        if np.isnan(theirs):
             raise UnsupportedError(
                 f"the loss of eager PyTorch is not a number in step {step + 1}: nothing can be compared",
                 "give an example batch, values or a rate with which eager training works",
             )
-        if losses[-1] != theirs[-1] and not abs(losses[-1] - theirs[-1]) <= near:  # both may be infinite
-            raise _Difference(
-                "loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}", abs(losses[-1] - theirs[-1]) / near
-            )
-        for name, value in eager.outputs.items():
-            allowed = sum(disturbance.of_outputs(name, value) for disturbance in disturbances)
-            _check_output(name, step, results.pop(name), value, limits.loss, allowed)
-        carried = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
-        expected = eager.states()
+        if mine != theirs and not abs(mine - theirs) <= near:  # both may be infinite
+            raise _Difference("loss", step, f"{mine:.7g}, eager PyTorch {theirs:.7g}", abs(mine - theirs) / near)
+
+    def _compare_states(self, step: int) -> None:
+        expected, limits = self.eager.states(), self.limits
         sizes = filter(np.isfinite, map(distance_of, expected.values() if limits.largest else ()))
         least = limits.largest * max(sizes, default=0.0)
         for name, value in expected.items():
-            moved = sum(disturbance.of_states(name, value) for disturbance in disturbances)
-            noise[name] = max(noise.get(name, 0.0), moved)
-            allowed = least + noise[name]
-            worst = max(worst, (_distance(name, step, carried[name], value, allowed, start[name], limits), name))
-        if step == 0:
-            _check_again(EagerStates(recipe, run_seen, options, names, wide=wide), batch, numbers, eager, start, limits)
-            # The rest compute in no narrow type, or by no other kernels.
-            disturbances = [disturbance for disturbance in disturbances if not disturbance.equal(expected)]
-    one_sided = {branches[name]: None for name, outcomes in sides.items() if len(outcomes) < 2}
-    return ExportCheck(tuple(losses), tuple(theirs), *worst, updates, one_sided=tuple(one_sided))
+            moved = sum(disturbance.of_states(name, value) for disturbance in self.disturbances)
+            self.noise[name] = max(self.noise.get(name, 0.0), moved)
+            allowed = least + self.noise[name]
+            distance = _distance(name, step, self.states[name], value, allowed, self.start[name], limits)
+            self.worst = max(self.worst, (distance, name))
+
+
+def _drawn(graph: Graph, draws: Sequence[DrawnInput], steps: int, seed: int) -> list[list[torch.Tensor]]:
+    """The random numbers of each step: first the recorded ones, where the graph has values made of them."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    drawn = [[draw.values(generator) for draw in draws] for _ in range(steps)]
+    recorded = torch.Generator().manual_seed(seed)
+    for index, (name, draw) in enumerate(zip(draw_names(len(draws)), draws)):
+        value = draw.values(recorded)
+        if name not in graph.inputs:  # it made a value before the first step, which the graph holds
+            drawn[0][index] = value
+    return drawn
 
 
 def _check_again(

@@ -14,7 +14,8 @@ from gopt.analysis.coupling.open_statistics import GATHERED, ROWS, RULES, WHOLE,
 from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction
-from gopt.analysis.training import State, StateKind, TrainingGraph
+from gopt.analysis.synchronised_values import as_read
+from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.collectives.node import format_shape
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
@@ -242,12 +243,12 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
             f"--statistics sync with --loss-reduction {program.loss_reduction}: it takes counts over all ranks itself",
             "leave --loss-reduction out",
         )
-    shared = synchronise(program.training, program.mesh.size(group))
+    shared = synchronise(program.source, program.mesh.size(group))
     refuse_other_sums(program.source, program.loss_reduction)
     _refuse_whole(program, shared.points)
     rewriter = GraphRewriter(program.graph, "statistics")
     producers, users = program.graph.producers(), program.graph.users()
-    for number, name in enumerate(shared.points):
+    for number, name in enumerate(as_read(program.training.graph, shared.points)):
         _share(program, rewriter, group, number, name, producers, users)
     for number, item in enumerate(shared.corrected):
         type = program.graph.types[item.constant]
@@ -289,14 +290,20 @@ def _share(
     A new state with this value is the mean as well."""
     producer, type = producers[name], program.graph.types[name]
     local, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
-    rewriter.rename_output(producer, name, local)
-    rewriter.add("Identity", [local], {name: type}, after=producer)
+    if producer.added:  # a call that later passes join with others
+        rewriter.add("Identity", [name], {local: type}, after=producer)
+    else:
+        rewriter.rename_output(producer, name, local)
+        rewriter.add("Identity", [local], {name: type}, after=producer)
     rewriter.add(
         "AllReduce", [local], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=producer
     )
     for reader in users.get(name, ()):
         if not reader.added:
             rewriter.rewire(reader, name, mean)
+    layout: Node | None = producer
+    while layout is not None and layout.added and layout.phase is Phase.UPDATE:  # the call may meet one of the forward
+        layout.phase, layout = None, producers.get(layout.inputs[0])
 
 
 def needed(program: SpmdProgram) -> str:

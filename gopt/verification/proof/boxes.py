@@ -29,6 +29,7 @@ from gopt.verification.proof.selections import (
     Selection,
     Sizes,
     along,
+    flattened,
     inside,
     joined,
     normal,
@@ -357,18 +358,31 @@ class Boxes(Movements):
 
     def surroundings(self, number: int) -> Iterator[Box]:
         """All values of the source around a part, in all possible shapes: the value under the part in front, then the
-        source's parts of the value, in any order, and sums that are equal there."""
+        source's parts of the value, in any order, sums that are equal there, and rows of ranges with the part."""
         base, part = self._base(number), self._sizes(number) or ()
         if base is None:
             return
         whole, selection = base
         around = [base, *self._containing(whole, selection, self._sizes(whole) or ())]
         around += self._equal_sums(whole, selection)
+        around += self._rows_around(whole, selection)
         around = [box for box in around if any(runs is not None for runs in box[1])]
         for box in around:
             yield from self._in_shape(*box, number).items()
         for box in around if 1 in part else ():
             yield from self._reshaped(*box, part)
+
+    def _rows_around(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's rows of ranges that have a part of a value, in order."""
+        rows = self._rows.get(self.root(whole), ())[:CHOICES] if self.sealed else ()
+        runs = flattened(selection, self._sizes(whole) or ()) if rows else None
+        pieces = [(self.root(whole), start, stop) for start, stop in runs or ()]
+        yield from filter(None, (self._elements_in(row, pieces) for row in rows if pieces))
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether the source pads a value."""
+        return any(op == PADDED for op, *_ in self.all[: self.of_ranks])
 
     @cached_property
     def _sums_of_padded(self) -> dict[int, list[int]]:

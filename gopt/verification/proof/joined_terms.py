@@ -3,11 +3,11 @@ numbers."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from fractions import Fraction
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -27,6 +27,40 @@ from gopt.verification.proof.forms import (
 from gopt.verification.proof.numbering import MOVED, SOME_ELEMENTS, SOME_TERMS, STORED
 from gopt.verification.proof.selections import Runs
 from gopt.verification.proof.totals import Totals
+
+
+class _Summed(NamedTuple):
+    """A sum with parts among the terms: the expression with all parts, and the sum in the expression; the elements and
+    the shape; factors beside, and the shape of the product."""
+
+    number: int
+    core: int
+    spans: Runs
+    shape: Shape
+    beside: Factors
+    after: Shape
+
+
+class _Coefficients(defaultdict[int, Coefficient]):
+    """The coefficient of each position, as the changes from a position to the next."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+
+    def add(self, runs: Runs, factor: Coefficient) -> None:
+        for start, stop in runs:
+            self[start] += factor
+            self[stop] -= factor
+
+    def runs(self) -> dict[Coefficient, Runs]:
+        """The positions of each coefficient but 0."""
+        groups: dict[Coefficient, list[tuple[int, int]]] = {}
+        coefficient: Coefficient = 0
+        for start, stop in pairwise(sorted(bound for bound, change in self.items() if change)):
+            coefficient += self[start]
+            if coefficient:
+                groups.setdefault(coefficient, []).append((start, stop))
+        return {factor: tuple(runs) for factor, runs in groups.items()}
 
 
 class JoinedTerms(Totals):
@@ -53,8 +87,8 @@ class JoinedTerms(Totals):
         if not rows:
             return terms
         result = dict(terms)
+        # Value -> the number of sums over ranges, and of single elements.
         summed = Counter(self.all[atom].operands[0] for atom in terms if self.all[atom].op == TOTAL)
-        """Value -> the sums over ranges, and single elements."""
         parts = {root: [self.root(atom) for atom, _ in self.summands(root)] for root in rows}
         for root, row in rows.items():
             summed.update(parts[root] * len(row))
@@ -71,43 +105,54 @@ class JoinedTerms(Totals):
         some = all(row.attributes and row.attributes[-1][1] - row.attributes[0][0] > 1 for row in totals)  # type: ignore[index]
         if some and len({row.operands for row in totals}) == len(totals):
             return terms
-        result: dict[int, Coefficient] = {}
-        steps: dict[int, dict[int, Coefficient]] = {}
-        count: Counter[int] = Counter()
-        signs: dict[int, set[bool]] = {}
+        signs: dict[tuple[int, ...], list[bool]] = {}
         for atom, factor in terms.items():
             if self.all[atom].op == TOTAL:
-                (root,) = self.all[atom].operands
-                count[root] += 1
-                signs.setdefault(root, set()).add(factor > 0)
+                signs.setdefault(self.all[atom].operands, []).append(factor > 0)
+        result: dict[int, Coefficient] = {}
+        sums: dict[int, _Coefficients] = {}
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            joins = op == TOTAL and factor and (count[operands[0]] > 1 or not spans)
-            if not joins or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+            joins = op == TOTAL and factor and (len(signs[operands]) > 1 or not spans)
+            if not joins or (len({*signs[operands]}) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
-            changes = steps.setdefault(operands[0], {})
-            for start, stop in spans or ((0, self.elements(operands[0])),):  # type: ignore[attr-defined]
-                changes[start] = changes.get(start, 0) + factor
-                changes[stop] = changes.get(stop, 0) - factor
-        for root, changes in steps.items():
-            for factor, parts in ranges_by_coefficient(changes).items():
-                if parts != ((0, self.elements(root)),):
-                    result[self._number(TOTAL, parts, (root,), ())] = factor
+            whole = ((0, cast(int, self.elements(operands[0]))),)
+            sums.setdefault(operands[0], _Coefficients()).add(cast(Runs, spans) or whole, factor)
+        for root, coefficients in sums.items():
+            for factor, runs in coefficients.runs().items():
+                if runs != ((0, self.elements(root)),):
+                    result[self._number(TOTAL, runs, (root,), ())] = factor
                     continue
-                for whole, change in self._total_terms(root, *parts[0]):
-                    result[whole] = result.get(whole, 0) + factor * change
+                for part, change in self._total_terms(root, *runs[0]):
+                    result[part] = result.get(part, 0) + factor * change
         for atom in [atom for atom in result if self.all[atom].op == TOTAL]:
-            spans, (root,) = self.all[atom].attributes, self.all[atom].operands
-            if len(spans) == 1 and spans[0][1] - spans[0][0] == 1:  # type: ignore[arg-type,index]
-                single = self._element(root, spans[0][0])  # type: ignore[index]
+            runs, (root,) = cast(Runs, self.all[atom].attributes), self.all[atom].operands
+            if len(runs) == 1 and runs[0][1] - runs[0][0] == 1:
+                single = self._element(root, runs[0][0])
                 result[single] = result.pop(atom) + result.get(single, 0)
         return result
 
     def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Parts of the terms of a sum, also elements and beside factors, joined by the coefficient of each position."""
         result = dict(terms)
-        sums: dict[tuple[int, int, Shape, Runs, Factors, Shape], dict[tuple[Part, ...], int]] = {}
+        for summed, atoms in self._parts_of_sums(terms).items():
+            if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
+                continue
+            rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
+            finite = self.finite[summed.number] and all(self.finite[factor] for factor, _ in summed.beside)
+            if len({factor > 0 for factor in rows.values()}) == 1 or finite:
+                for label in {label for parts in rows for label, _, _ in parts}:
+                    rows = _joined_along(label, rows)
+            for parts, factor in rows.items():
+                whole = self._of_parts(summed, parts)
+                for atom, change in self.terms(whole) if summed.beside else ((whole, 1),):
+                    result[atom] = result.get(atom, 0) + factor * change
+        return result
+
+    def _parts_of_sums(self, terms: Iterable[int]) -> dict[_Summed, dict[tuple[Part, ...], int]]:
+        """Sums, and the terms that are parts of a sum, by the parts."""
+        sums: dict[_Summed, dict[tuple[Part, ...], int]] = {}
         for atom in terms:
             part, beside = self._part_of_sum(self.root(atom))
             within, spans = self._spans(part)
@@ -115,24 +160,20 @@ class JoinedTerms(Totals):
             if op == PARTED:
                 core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
                 shape = self.shape(part if beside else atom)
-                sums.setdefault((operands[0], core, shape, spans, beside, self.shape(atom)), {})[indices] = atom
-        for (number, core, shape, spans, beside, after), atoms in sums.items():
-            if len(atoms) == 1 and all(terms[atom] for atom in atoms.values()):
-                continue
-            rows = {parts: result.pop(atom) for parts, atom in atoms.items()}
-            finite = self.finite[number] and all(self.finite[factor] for factor, _ in beside)
-            if len({factor > 0 for factor in rows.values()}) == 1 or finite:
-                for label in {label for parts in rows for label, _, _ in parts}:
-                    rows = _joined_along(label, rows)
-            for parts, factor in rows.items():
-                inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
-                if not parts and self.all[number].op == TOTAL:
-                    inner = self.whole_total(self.all[number].operands[0])
-                inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
-                whole = self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
-                for atom, change in self.terms(whole) if beside else ((whole, 1),):
-                    result[atom] = result.get(atom, 0) + factor * change
-        return result
+                summed = _Summed(operands[0], core, spans, shape, beside, self.shape(atom))
+                sums.setdefault(summed, {})[indices] = atom
+        return sums
+
+    def _of_parts(self, summed: _Summed, parts: tuple[Part, ...]) -> int:
+        """The term with some parts of a sum; with the whole sum for no parts."""
+        number, core, spans, shape, beside, after = summed
+        if parts:
+            inner = self._number(PARTED, (core, parts), (number,), self.shape(number))
+        else:
+            op, _, operands, _ = self.all[number]
+            inner = self.whole_total(operands[0]) if op == TOTAL else number
+        inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
+        return self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
 
     def _spans(self, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """The only value in a flat value, and the ranges; any other value under a view, without ranges."""
@@ -201,30 +242,17 @@ class JoinedTerms(Totals):
 def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient]) -> dict[tuple[Part, ...], Coefficient]:
     """Parts of a sum that differ along one index alone, joined by the coefficient of each position."""
     result: dict[tuple[Part, ...], Coefficient] = {}
-    steps: dict[tuple[tuple[Part, ...], int], dict[int, Coefficient]] = {}
+    sums: dict[tuple[tuple[Part, ...], int], _Coefficients] = {}
     for parts, factor in rows.items():
         matched = [part for part in parts if part[0] == label]
         if not matched:
             result[parts] = result.get(parts, 0) + factor
             continue
         ((_, size, runs),) = matched
-        changes = steps.setdefault((tuple(part for part in parts if part[0] != label), size), {})
-        for start, stop in runs:
-            changes[start] = changes.get(start, 0) + factor
-            changes[stop] = changes.get(stop, 0) - factor
-    for (rest, size), changes in steps.items():
-        for factor, runs in ranges_by_coefficient(changes).items():
+        rest = tuple(part for part in parts if part[0] != label)
+        sums.setdefault((rest, size), _Coefficients()).add(runs, factor)
+    for (rest, size), coefficients in sums.items():
+        for factor, runs in coefficients.runs().items():
             parts = rest if runs == ((0, size),) else tuple(sorted((*rest, (label, size, runs)), key=repr))
             result[parts] = result.get(parts, 0) + factor
     return result
-
-
-def ranges_by_coefficient(changes: Mapping[int, Coefficient]) -> dict[Coefficient, Runs]:
-    """The positions of each coefficient, from the changes of the coefficient; 0 is left out."""
-    groups: dict[Coefficient, list[tuple[int, int]]] = {}
-    coefficient: Coefficient = 0
-    for start, stop in pairwise(sorted(bound for bound, change in changes.items() if change)):
-        coefficient += changes[start]
-        if coefficient:
-            groups.setdefault(coefficient, []).append((start, stop))
-    return {factor: tuple(runs) for factor, runs in groups.items()}

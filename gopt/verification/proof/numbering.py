@@ -17,7 +17,6 @@ from gopt.verification.proof.forms import (
     ADDED,
     CONCAT,
     COUNTED,
-    EXP,
     EXTREME_PART,
     FLAT,
     INITIAL,
@@ -47,9 +46,9 @@ Step: TypeAlias = tuple[int, list[int], bool]
 NOWHERE: frozenset[str] = frozenset()
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
-    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, PERMUTED, "round", "cast", "on member", "gathered",
+    LARGEST, SMALLEST, SUM, EXTREME_PART, LOOKED_UP, ADDED, PERMUTED, "round", "cast", "on member", "gathered",
     CONCAT, COUNTED,
-}) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
+}) | names(lambda record: record.finite or (record.slopes and max(record.slopes) < Slope.CURVED))  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
 count that is kept from zero is one, and so is any whole number."""
 _SAME_ELEMENTS = frozenset({VIEW, FLAT, TAKE})

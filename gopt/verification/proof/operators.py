@@ -293,9 +293,8 @@ class NodeReader:
         if elements(shape) is None:
             shape = None
         record = record_of(node)
-        empty = bool(operands) and self.expressions.elements(operands[0]) == 0
-        if empty and shape is not None and (record.work or record.pieces == "sum"):
-            return self.expressions.constant(0, shape) if self.floating(node) else None  # a sum without terms
+        if shape is not None and self._without_terms(record, operands):
+            return self.expressions.constant(0, shape) if self.floating(node) else None
         if record.shape is not None or record.lengths:
             decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
             if any(index < len(arrays) and arrays[index] is None for index in decided):
@@ -311,6 +310,16 @@ class NodeReader:
             return None if rule is None else rule(self, node, operands, arrays, shape)
         except UnknownSize:
             return None
+
+    def _without_terms(self, record: Operator, operands: Sequence[int]) -> bool:
+        """Return whether the result is a sum without terms, or of products of numbers and zeros."""
+        expressions = self.expressions
+        if not operands or not (record.work or record.pieces == "sum"):
+            return False
+        factors = [operand for slot, operand in enumerate(operands) if record.slope(slot) is Slope.LINEAR]
+        zeros = len(factors) == len(operands) and all(map(expressions.finite.__getitem__, operands))
+        zero = zeros and any(expressions.uniform(operand) == 0 for operand in factors)
+        return zero or expressions.elements(operands[0]) == 0
 
     def plain(
         self, node: Node, operands: Sequence[int | None], present: Sequence[int], shapes: Sequence[Shape]

@@ -34,6 +34,7 @@ from gopt.verification.proof.selections import (
     Runs,
     Selection,
     Sizes,
+    along,
     inside,
     length,
     merged,
@@ -61,6 +62,12 @@ def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
     return [normal(selection, shape) for selection in result]
 
 
+def _others(runs: Runs, size: int) -> Runs:
+    """The positions of a dimension beside ranges."""
+    bounds = [0, *(bound for run in runs for bound in run), size]
+    return tuple((start, stop) for start, stop in zip(bounds[::2], bounds[1::2]) if start < stop)
+
+
 class PartialSums(ElementwiseBoxes):
     """Sums of some of the terms on ranks."""
 
@@ -68,6 +75,7 @@ class PartialSums(ElementwiseBoxes):
         super().__init__(extents)
         self._takes: dict[tuple[int, Selection], int] = {}
         self._sums: dict[tuple[int, tuple[int, ...], bool], SumOfTerm] = {}
+        self._padded_terms: dict[tuple[int, Hashable, Runs], bool] = {}
         self.reaches: dict[int, Callable[[Hashable, Selection], Runs | None]] = {}
         """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
 
@@ -230,8 +238,10 @@ class PartialSums(ElementwiseBoxes):
         shape = self.shape(number)
         if runs == ((0, size),):
             return number
-        if not runs:
+        if not runs or self._are_padded(core, label, size, runs):
             return self.linear({}, shape)
+        if self._are_padded(core, label, size, _others(runs, size)):
+            return number
         op, attributes, operands, _ = self.all[number]
         if op == VIEW:
             return self.view(self.parted(operands[0], core, label, size, runs), shape)
@@ -257,6 +267,23 @@ class PartialSums(ElementwiseBoxes):
             labels, size, runs = tuple(part for part in labels if part != before), outer, inside(chosen, runs) or ()
         key = tuple(sorted((*labels, (label, size, runs)), key=repr))
         return self._number(PARTED, (core, key), (number,), shape)
+
+    def _are_padded(self, core: int, label: object, size: int, runs: Runs) -> bool:
+        """Return whether the terms of a sum at positions of an index are products of numbers and of zeros of a Pad."""
+        if not self.sealed or not self.pads or not isinstance(label, tuple):
+            return False
+        key = core, label, runs
+        if key not in self._padded_terms:
+            operands = self.all[core].operands
+            open = [operand for operand in operands if not self.finite[operand]]
+            pairs = [pair for pair in zip(operands, label) if isinstance(pair[1], int) and open in ([], [pair[0]])]
+            shapes = [self._sizes(operand) or () for operand, _ in pairs]
+            self._padded_terms[key] = any(
+                -len(shape) <= dim < len(shape) and shape[dim] == size
+                and are_zero(self, operand, along(dim % len(shape), runs, len(shape)))
+                for (operand, dim), shape in zip(pairs, shapes)
+            )  # fmt: skip
+        return self._padded_terms[key]
 
     # --- what passes through boxes and partial sums ---
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import cast
 
 from gopt.verification.proof.forms import (
@@ -178,50 +178,45 @@ class Ranges(Products):
         return shapes.pop() if len(shapes) == 1 else (count,)
 
     def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
-        rows: list[list[Piece] | None] = []
-        cuts = {0, length}
-        for operand in operands:
-            if not self.ranged(operand):
-                rows.append(None)
-                continue
-            pieces = self.apart(operand)
-            rows.append(pieces)
-            position = 0
-            for _, start, stop in pieces:
-                position += stop - start
-                cuts.add(position)
-        bounds = sorted(cuts)
+        rows = [self.apart(operand) if self.ranged(operand) else None for operand in operands]
+        ends = (at for row in rows for at in accumulate(stop - start for _, start, stop in row or ()))
+        bounds = sorted({0, length, *ends})
         columns = [None if row is None else self._segments(row, bounds) for row in rows]
         narrow = [self.narrow(operand) if row is None else operand for row, operand in zip(rows, operands)]
         result: list[Piece] = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
-            alike = self._alike_parts(parts)
-            if alike is not None:
-                values = [operand if part is None else part[0] for part, operand in zip(parts, narrow)]
-                result.append((self.elementwise(make, values), *alike))
-                continue
-            ranged = [part for part in parts if part is not None and self._ranged[part[0]]]
-            counts = {self.elements(root) or 0 for root, _, _ in ranged}
-            aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
-            before = min((start for _, start, _ in ranged), default=0)
-            start, length = 0, high - low
-            shape: Shape = ()
-            if aligned:
-                (_, start, _), length = ranged[0], counts.pop()
-                shape = () if length == 1 else self._common([root for root, _, _ in ranged], length)
-            elif ranged:  # the longest ranges that stand side by side
-                start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
-            values = []
-            for part, operand in zip(parts, narrow):
-                if part is None or (not self._ranged[part[0]] and (ranged or length == 1)):
-                    values.append(operand if part is None else self.narrow(part[0]))
-                elif aligned:
-                    values.append(self.view(part[0], shape))
-                else:
-                    values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
-            result.append((self.elementwise(make, values) if aligned else make(values), start, start + high - low))
+            result.append(self._on_parts(make, parts, narrow, high - low))
         return self.flat(result)
+
+    def _on_parts(
+        self, make: Callable[[Sequence[int]], int], parts: Sequence[Piece | None], operands: Sequence[int], size: int
+    ) -> Piece:
+        """The result on a range of each operand, as a range of a value; None for an operand with a single element."""
+        alike = self._alike_parts(parts)
+        if alike is not None:
+            values = [operand if part is None else part[0] for part, operand in zip(parts, operands)]
+            return self.elementwise(make, values), *alike
+        ranged = [part for part in parts if part is not None and self._ranged[part[0]]]
+        counts = {self.elements(root) or 0 for root, _, _ in ranged}
+        aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
+        before = min((start for _, start, _ in ranged), default=0)
+        start, length = 0, size
+        shape: Shape = ()
+        if aligned:
+            (_, start, _), length = ranged[0], counts.pop()
+            shape = () if length == 1 else self._common([root for root, _, _ in ranged], length)
+        elif ranged:  # the longest ranges that stand side by side
+            start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
+        values = []
+        for part, operand in zip(parts, operands):
+            if part is None or (not self._ranged[part[0]] and (ranged or length == 1)):
+                values.append(operand if part is None else self.narrow(part[0]))
+            elif aligned:
+                values.append(self.view(part[0], shape))
+            else:
+                values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
+        return self.elementwise(make, values) if aligned else make(values), start, start + size
 
     def _alike_parts(self, parts: Sequence[Piece | None]) -> tuple[int, int] | None:
         """The range of all parts, of values of one shape with several elements; None for other parts."""

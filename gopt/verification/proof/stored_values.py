@@ -57,7 +57,9 @@ class StoredValues(Sums):
         """The expression of stored values; of whole numbers and flags seen in another shape, a view."""
         shape = self._leaf_shapes.setdefault(name, array.shape) if array.dtype.kind in "iub" else array.shape
         number = self.leaf("constant", name, shape)
-        self.values.setdefault(self.all[number], array.reshape(shape))
+        if self.all[number] not in self.values:
+            self.values[self.all[number]] = array.reshape(shape)
+            self.finite[number] = array.dtype != object and bool(np.isfinite(array).all())
         return self.view(number, array.shape)
 
 

@@ -16,7 +16,7 @@ from gopt.verification.proof.forms import (
     elements,
     hashed_once,
 )
-from gopt.verification.proof.numbering import FEW, VANISHED, Numbering
+from gopt.verification.proof.numbering import FEW, STORED, VANISHED, Numbering
 
 
 class Sums(Numbering):
@@ -78,7 +78,7 @@ class Sums(Numbering):
         total: dict[int, Coefficient] = {}
         joined = 0
         for term, factor in terms.items():
-            if not factor and self.finite[term]:
+            if not factor and self.finite[term] and not self._traits[term] & STORED:
                 continue
             joined |= self._traits[term] | (0 if factor else VANISHED)
             if factor == 1 and not total:

@@ -9,6 +9,7 @@ from gopt.verification.proof.forms import LINEAR, PARTED, PERMUTED, PRODUCT, SUM
 from gopt.verification.proof.movements import PADDED, Movements
 from gopt.verification.proof.selections import Selection, Sizes, inside, replaced, through
 
+MATRICES = "MatMul"
 DEPTH = 16
 """Operators behind one another up to which zeros are followed."""
 
@@ -22,11 +23,12 @@ def are_zero(expressions: Movements, number: int, selection: Selection, depth: i
         return False
     if op == PADDED:
         return any(_in_border(selection, dim, ends) for dim, ends in enumerate(expressions.borders(number, 0)))
-    if op == PRODUCT and not expressions.finite[number]:
-        return False
     rows = _behind(expressions, number, selection)
+    if op in (PRODUCT, MATRICES):  # of zeros and numbers
+        open = [operand for operand in operands if not expressions.finite[operand]]
+        rows = ((operand, chosen) for operand, chosen in rows if open in ([], [operand]))
     inner = (are_zero(expressions, operand, chosen, depth - 1) for operand, chosen in rows)
-    return any(inner) if op == PRODUCT else op in _MOVED and all(inner)
+    return any(inner) if op in (PRODUCT, MATRICES) else op in _MOVED and all(inner)
 
 
 _MOVED = frozenset({LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
@@ -41,11 +43,14 @@ def _in_border(selection: Selection, dim: int, ends: tuple[int, int]) -> bool:
 def _behind(expressions: Movements, number: int, selection: Selection) -> Iterator[tuple[int, Selection]]:
     """The operands of an expression, and the elements behind the selected elements."""
     op, attributes, operands, shape = expressions.all[number]
-    for operand in operands:
+    for slot, operand in enumerate(operands):
         sizes, chosen = cast(Sizes, expressions.shape(operand)), None
         if op in (LINEAR, PRODUCT):
             last = selection[len(selection) - len(sizes) :]
             chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, last))
+        elif op == MATRICES and len(sizes) > 1:
+            chosen = replaced(selection[len(selection) - len(sizes) :], len(sizes) - 1 - slot)
+            chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, chosen))
         elif op == VIEW:
             chosen = through(cast(Sizes, shape), selection, sizes)
         elif op == TAKE:

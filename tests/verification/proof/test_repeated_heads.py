@@ -9,38 +9,31 @@ from pathlib import Path
 
 import pytest
 from helpers import edit_file
-from mesh_gen.make import Recipe, make
+from mesh_gen.make import Recipe
 from onnx import ModelProto, load
 from products import part
+from stream_ranks import unproven, written
 
 import gopt
 
 MESHES = ("sp=4", "tp=4", "sp=2", "tp=2", "shard=2,tp=4", "dp=2,sp=4")
-BESIDE = ("dense", "mlp", "attention", "norm", "positions")
 DRAWN = [(seed, MESHES[seed % len(MESHES)]) for seed in range(120)]
 OTHER_LENGTH = 249
 """A rank that writes rows into a part of another length than the file says."""
 
 
-def sharded(seed: int, mesh: str, folder: Path) -> str:
-    """Write ranks of a drawn step with grouped heads; what was drawn."""
-    recipe, draw = Recipe.draw(seed), random.Random(seed)
+def recipe_of(seed: int, mesh: str) -> Recipe:
+    """A drawn step with grouped heads."""
+    draw = random.Random(seed)
     heads = 4 if "4" in mesh else draw.choice([2, 4])
-    blocks = [draw.choice(BESIDE) for _ in range(draw.randint(0, 2))]
-    blocks.insert(draw.randint(0, len(blocks)), "grouped")
-    recipe = replace(recipe, blocks=tuple(blocks), sizes=(*recipe.sizes[:1], 4, recipe.sizes[2], heads))
-    (folder / "step.onnx").write_bytes(make(recipe).model.SerializeToString())
-    try:
-        gopt.shard(gopt.load(folder / "step.onnx"), mesh).write(folder / "out")
-    except gopt.GoptError as error:
-        pytest.skip(str(error))
-    return recipe.told()
+    recipe = Recipe.with_block("grouped", seed, draw)
+    return replace(recipe, sizes=(*recipe.sizes[:1], 4, recipe.sizes[2], heads))
 
 
 @pytest.mark.parametrize(("seed", "mesh"), part(DRAWN, 10))
 def test_repeated_heads_in_parts_are_proven(seed: int, mesh: str, tmp_path: Path) -> None:
-    told = sharded(seed, mesh, tmp_path)
-    assert [(claim.name, claim.mismatch) for claim in gopt.prove(tmp_path / "out").open()] == [], told
+    recipe = recipe_of(seed, mesh)
+    assert unproven(written(recipe, mesh, tmp_path)) == [], recipe.told()
 
 
 def misplaced(model: ModelProto, other: ModelProto, draw: random.Random) -> None:
@@ -58,8 +51,9 @@ def misplaced(model: ModelProto, other: ModelProto, draw: random.Random) -> None
 
 @pytest.mark.parametrize(("seed", "mesh"), [*part(DRAWN, 6, 1), (OTHER_LENGTH, "tp=2")])
 def test_places_of_another_member_are_proven_only_where_the_step_is_equal(seed: int, mesh: str, tmp_path: Path) -> None:
-    told = sharded(seed, mesh, tmp_path)
-    files, draw = sorted((tmp_path / "out").glob("rank_*.onnx")), random.Random(seed)
+    recipe = recipe_of(seed, mesh)
+    out, draw = written(recipe, mesh, tmp_path), random.Random(seed)
+    files = sorted(out.glob("rank_*.onnx"))
     one, other = draw.sample(files, 2)
     try:
         edit_file(one, lambda model: misplaced(model, load(other, load_external_data=False), draw))
@@ -67,6 +61,6 @@ def test_places_of_another_member_are_proven_only_where_the_step_is_equal(seed: 
         pytest.skip("no rank has places of its own")
     proven = False
     with suppress(gopt.InputError):  # files that no longer fit are refused
-        proven = gopt.prove(tmp_path / "out").proven
+        proven = gopt.prove(out).proven
     if proven:
-        assert gopt.verify(tmp_path / "out", steps=2, confirm=False).equal, told
+        assert gopt.verify(out, steps=2, confirm=False).equal, recipe.told()
