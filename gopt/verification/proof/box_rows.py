@@ -133,6 +133,8 @@ class BoxRows(Boxes):
             for (_, chosen), size, at in zip(rows, lengths, offsets) for start, stop in chosen[axis] or ((0, size),)
         )  # fmt: skip
         whole = self.concatenated([number for number, _ in rows], axis)
+        if self._sizes(whole) is None:  # of values that differ in the other dimensions
+            return None
         return self.take(whole, replaced(rows[0][1], axis, runs))
 
     def _repeats_in_row(self, rows: Sequence[Box], axis: int) -> list[Box]:

@@ -6,8 +6,11 @@ digits are, without lengths of 1 and with neighbours joined where possible."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, groupby
 from math import gcd, prod
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from gopt.verification.proof.forms import CONCAT, FLAT, LINEAR, ONE, PERMUTED, TAKE, VIEW, Coefficient, Shape, elements
@@ -76,15 +79,16 @@ def _cut(stretch: Stretch, start: int, stop: int) -> Stretches:
     return result
 
 
-def cut(stretches: Stretches, start: int, stop: int) -> Stretches:
-    """Elements ``start`` to ``stop``."""
-    result, position = list[Stretch](), 0
-    for stretch in stretches:
-        low, high = max(start, position), min(stop, position + stretch.size)
-        if low < high:
-            result += _cut(stretch, low - position, high - position)
-        position += stretch.size
-    return tuple(result)
+def cuts(stretches: Stretches, ranges: Iterable[tuple[int, int]]) -> Iterator[Stretches]:
+    """The elements of each of some ranges."""
+    bounds = [0, *accumulate(stretch.size for stretch in stretches)]
+    for start, stop in ranges:
+        result, at = list[Stretch](), bisect_right(bounds, start) - 1
+        while at < len(stretches) and bounds[at] < stop:
+            low, high = max(start, bounds[at]), min(stop, bounds[at + 1])
+            result += _cut(stretches[at], low - bounds[at], high - bounds[at]) if low < high else ()
+            at += 1
+        yield tuple(result)
 
 
 def by_dimension(stretches: Stretches, shape: Sequence[int]) -> list[Digits] | None:
@@ -150,8 +154,8 @@ def _rows(stretches: Stretches, rows: int, runs: Runs | list[tuple[int, int]], w
             return (inside[0]._replace(digits=combined([*dims[0], *inside[0].digits])),)
     if rows * len(runs) > MOST:
         return None
-    return tuple(part for row in range(rows) for start, stop in runs
-                 for part in cut(stretches, row * width + start, row * width + stop))  # fmt: skip
+    ranges = ((row * width + start, row * width + stop) for row in range(rows) for start, stop in runs)
+    return tuple(chain.from_iterable(cuts(stretches, ranges)))
 
 
 def in_rows(values: Sequence[Stretches], rows: int) -> Stretches | None:
@@ -159,8 +163,9 @@ def in_rows(values: Sequence[Stretches], rows: int) -> Stretches | None:
     if rows * len(values) > MOST:
         return None
     widths = [sum(stretch.size for stretch in value) // rows for value in values]
-    return tuple(part for row in range(rows) for value, width in zip(values, widths)
-                 for part in cut(value, row * width, (row + 1) * width))  # fmt: skip
+    columns = [cuts(value, ((row * width, (row + 1) * width) for row in range(rows)))
+               for value, width in zip(values, widths)]  # fmt: skip
+    return tuple(part for row in zip(*columns) for value in row for part in value)
 
 
 def equal(first: Stretches, second: Stretches) -> bool:
@@ -237,8 +242,9 @@ class Movements(MemberReductions):
         if op == VIEW:
             return inner
         if op == FLAT:
-            pieces = ((root, start, stop) for root, start, stop in self.pieces(number))
-            return tuple(part for root, *ends in pieces for part in cut(self.stretches(root), *ends))
+            groups = groupby(self.pieces(number), key=itemgetter(0))
+            rows = (cuts(self.stretches(root), (piece[1:] for piece in pieces)) for root, pieces in groups)
+            return tuple(part for row in rows for parts in row for part in parts)
         if op == TAKE:
             return selected(inner, before, cast(Selection, attributes))
         if op == PERMUTED:

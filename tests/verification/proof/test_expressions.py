@@ -478,6 +478,15 @@ def test_a_choice_that_all_members_make_alike_is_the_choice_of_sums(how):
     assert e.reduced(choice(alike, x, r), ["dp"], "max") != choice(alike, mean, r)
 
 
+def test_equal_parts_of_values_of_other_sizes_stand_in_a_row():
+    """The whole values have no row."""
+    e = Expressions({})
+    wholes = e.leaf("batch", "x", (4, 6)), e.leaf("batch", "y", (4, 5))
+    e.seal()
+    parts = [e.take(whole, (None, ((0, 2),))) for whole in wholes]
+    assert e.shape(e.concatenated(parts, 0)) == (8, 2)
+
+
 def test_stored_whole_numbers_are_added_up_in_sums():
     e = Expressions({"dp": 3})
     x = e.apply("cast", ("bool", "int64"), [e.leaf("batch", "x", (), frozenset({"dp"}))], ())
