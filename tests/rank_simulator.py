@@ -15,7 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from rank_files import HALVES, Answers, Array, Call, Program, Values, attributes, dtype_of, run_together, shape_of
 
-Mail = dict[tuple[int, int, int], list[list[Array]]]
+Mail = dict[tuple[int, int, int, str], list[list[Array]]]
 Axes = tuple[tuple[str, int], ...]
 DATA = ("dp", "shard")
 
@@ -177,10 +177,10 @@ class World:
             about = attributes(node)
             if node.op_type == "Send":
                 assert about["peer"] in members(self.axes, about["group"], rank)
-                mail[rank, about["peer"], about["tag"]].append([np.array(each) for each in given])
+                mail[rank, about["peer"], about["tag"], about["group"]].append([np.array(each) for each in given])
                 moved[rank] = []
-            elif node.op_type == "Recv" and mail[about["peer"], rank, about["tag"]]:
-                values = mail[about["peer"], rank, about["tag"]].pop(0)
+            elif node.op_type == "Recv" and mail[about["peer"], rank, about["tag"], about["group"]]:
+                values = mail[about["peer"], rank, about["tag"], about["group"]].pop(0)
                 assert [each.shape for each in values] == [shape_of(text) for text in about["shapes"]]
                 assert all(each.dtype == dtype_of(about["dtype"]) for each in values)
                 moved[rank] = values
@@ -234,6 +234,8 @@ def perform(calls: Sequence[tuple[NodeProto, Sequence[Any]]]) -> list[list[Array
     own = kind in ("Broadcast", "AllToAll", "AllGather")
     assert own or all(other == about for other in said), said
     if kind in ("AllReduce", "Reduce", "ReduceScatter"):
+        shapes = [[each.shape for each in arrays] for arrays in given]
+        assert all(each == shapes[0] for each in shapes), shapes
         whole = [combined(arrays, about.get("reduce", "sum")) for arrays in zip(*given, strict=True)]
         if kind == "AllReduce":
             return [list(whole) for _ in given]

@@ -180,7 +180,7 @@ class PointValues(PrimeField):
         self.forms, self.varies, self.opset = list[ExpressionLine](), list[frozenset[str]](), 0
         self.arrays: dict[int | None, np.ndarray] = {}
         """Whole numbers and flags of constants."""
-        self.exact: dict[int, Fraction] = {}
+        self.exact = {int(self.element(1)): Fraction(1)}
         """Numbers of the field that are constants."""
         self.images: dict[str, Array] = {}
         """Type -> numbers that are rounded to it."""

@@ -149,7 +149,7 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         (number,) = reader.results(node, [operands[0], index], [shape])
         return number
     expressions, box = reader.expressions, reader.expressions.box(operands[0])
-    if arrays[1] is None or (box is None and expressions.readers(node.op_type, operands[0])):
+    if arrays[1] is None or expressions.readers(node.op_type, operands[0]):
         return None
     around = islice(expressions.surroundings(operands[0]), CHOICES)
     read = (row for row in (box, *around) if row is not None and expressions.readers(node.op_type, row[0]))
@@ -214,6 +214,8 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
     if "Elements" in node.op_type or not plain or arrays[1] is None or arrays[1].shape[-1] != 1:
         return None
     indices, size, rest = arrays[1].reshape(-1), int(shape[0] or 0), shape[1:]  # type: ignore[index]
+    if reader.expressions.shape(updates) != (*arrays[1].shape[:-1], *rest):  # runtimes refuse such a node
+        return None
     flags = np.ones(indices.size, bool)
     masked = reader.expressions.all[reader.expressions.root(updates)]
     if masked.op == CHOICE and reader.expressions.uniform(masked.operands[2]) == 0:

@@ -193,7 +193,7 @@ class Comparison:
             first = self._nodes[rank] = {}
             for values in self.actual[rank].files:
                 for name, produced in values.items():
-                    for root, _, _ in self.expressions.pieces(produced):
+                    for root in self.expressions.roots(produced):
                         first.setdefault(self.expressions.bare(root), name)
         return self._nodes[rank].get(self.expressions.bare(number))
 

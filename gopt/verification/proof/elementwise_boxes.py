@@ -20,6 +20,9 @@ class ElementwiseBoxes(BoxRows):
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
         self._multiples: dict[tuple[int, Coefficient], int] = {}
+        self._widened = set[tuple[int, ...]]()
+        """Operands between whose surroundings a result is looked for now: a repeated value is around its part, and the
+        part is around the value."""
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
         if self._aligned(operands):
@@ -33,8 +36,11 @@ class ElementwiseBoxes(BoxRows):
         if not parts:
             return super().elementwise(make, operands)
         result = self._elementwise_parts(make, operands, parts)
-        if self.sealed and not self.in_source(result):
+        key = tuple(operands)
+        if self.sealed and key not in self._widened and not self.in_source(result):
+            self._widened.add(key)
             of_source = self._elementwise_of_source(make, operands)
+            self._widened.discard(key)
             result = result if of_source is None else of_source
         return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -84,18 +85,22 @@ class NodeReader:
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
-            results = norm_laws.results(self, node, present, shapes) if self.split else None
-            if results is None:
-                results = self._by_law(node, present, shapes)
-            if results is None:
-                results = window_laws.results(self, node, present, shapes)
-            if results is None:
-                results = self._of_parts(node, present, shapes)
-            if results is not None:
-                return results
+            with suppress(UnknownSize):
+                results = self._by_laws(node, present, shapes)
+                if results is not None:
+                    return results
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self.plain(node, operands, present, shapes)
+
+    def _by_laws(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """The results by any law, or None. Raises UnknownSize."""
+        results = norm_laws.results(self, node, operands, shapes) if self.split else None
+        if results is None:
+            results = self._by_law(node, operands, shapes)
+        if results is None:
+            results = window_laws.results(self, node, operands, shapes)
+        return self._of_parts(node, operands, shapes) if results is None else results
 
     def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results of an operator with a law."""
@@ -343,7 +348,8 @@ class NodeReader:
 
     def _folded(self, node: Node, arrays: Arrays) -> np.ndarray | None:
         if node.is_in(CASTS):
-            return np.asarray(arrays[0].astype(numpy_dtype(self.type_of(node).dtype)))
+            to = self.type_of(node).dtype
+            return None if to == "undefined" else np.asarray(arrays[0].astype(numpy_dtype(to)))
         if not all(array.dtype.kind in "iub" for array in arrays):
             return None
         folded = as_folded(node, arrays)

@@ -35,6 +35,7 @@ from gopt.verification.proof.selections import (
     Selection,
     Sizes,
     along,
+    inside,
     length,
     merged,
     normal,
@@ -259,6 +260,11 @@ class PartialSums(ElementwiseBoxes):
             labels, number = attributes[1], operands[0]  # type: ignore[index]
         elif not self.depend([number], {core}):
             raise ValueError("a term without the sum")
+        for before in [part for part in labels if part[0] == label]:  # type: ignore[index]
+            _, outer, chosen = cast(Part, before)
+            if length(chosen, outer) != size:
+                raise ValueError("some of other terms than there are")
+            labels, size, runs = tuple(part for part in labels if part != before), outer, inside(chosen, runs) or ()
         key = tuple(sorted((*labels, (label, size, runs)), key=repr))
         return self._number(PARTED, (core, key), (number,), shape)
 

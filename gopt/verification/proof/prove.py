@@ -161,6 +161,8 @@ class Prover:
     def _any(self, name: str, rank: int, like: int) -> int:
         """A value without any known fact, in the same ranges and parts as another."""
         expressions, pieces = self.expressions, list[Piece]()
+        if expressions.elements(like) is None:
+            return expressions.leaf("sum so far", (name, rank, 0), expressions.shape(like))
         for index, (root, start, stop) in enumerate(expressions.pieces(like)):
             op, selection, operands, _ = expressions.all[root]
             of = operands[0] if op == TAKE else root
@@ -179,7 +181,7 @@ class Prover:
             return self._unknown(rank, name, results[output])
         number = after.get(output, results[output])
         rest = [value for input, value in before.items() if input != name]
-        roots = {root for value in rest for root, _, _ in self.expressions.pieces(value)}
+        roots = {root for value in rest for root in self.expressions.roots(value)}
         forms = self.expressions.all
         leaves = {forms[root].operands[0] if forms[root].op == TAKE else root for root in roots}
         if self.expressions.depend([number], leaves):

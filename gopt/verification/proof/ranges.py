@@ -14,6 +14,7 @@ from gopt.verification.proof.forms import (
     Coefficient,
     Piece,
     Shape,
+    UnknownSize,
     broadcast,
     elements,
 )
@@ -56,13 +57,22 @@ class Ranges(Products):
         roots, starts, stops = zip(*joined)
         return self._number(FLAT, tuple(zip(starts, stops)), roots, (sum(stops) - sum(starts),))
 
+    def roots(self, number: int) -> tuple[int, ...]:
+        """The values of the ranges in a flat value."""
+        root = self.root(number)
+        return self.all[root].operands if self.all[root].op == FLAT else (root,)
+
     def pieces(self, number: int) -> list[Piece]:
-        """The ranges in a flat value."""
+        """The ranges in a flat value. Raises UnknownSize."""
         root = self.root(number)
         expression = self.all[root]
         if expression.op == FLAT:
             return [(inner, *part) for inner, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
-        return [(root, 0, self.elements(root) or 0)]
+        count = self.elements(root)
+        count = self.elements(number) if count is None else count  # of a view of a value of unknown size
+        if count is None:
+            raise UnknownSize("ranges of a value of unknown size")
+        return [(root, 0, count)]
 
     def ranges(self, number: int) -> tuple[tuple[int, int], ...]:
         """The ranges in a flat value; () for any other value."""

@@ -367,11 +367,18 @@ class RankSweep:
             raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
         return numbers
 
-    def without(self, node: Node) -> list[int]:
-        """The undefined results of a call on this rank."""
-        results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
-        self.undefined.update(results)
-        return results
+    def end_call(self, numbers: Sequence[int] | None) -> None:
+        """Go on behind a call; ``numbers``: the results, None for undefined ones. Raises InputError."""
+        node = self.graph.nodes[self.at]
+        if numbers is None:
+            numbers = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
+            self.undefined.update(numbers)
+        try:
+            self._check_shapes(node, numbers)
+        except ValueError as error:
+            raise self._unfit(node, error) from None
+        self.values.update(zip(node.outputs, numbers))
+        self.at += 1
 
     def _read(self, node: Node) -> dict[str, int]:
         """The results of a node."""
@@ -448,11 +455,12 @@ class RankSweep:
             results = self.reader.results(node, [*present])
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
-            raise InputError(
-                f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
-                "gopt inspect FILE --text shows the graph",
-            ) from None
+            raise self._unfit(node, error) from None
         return results
+
+    def _unfit(self, node: Node, error: Exception) -> InputError:
+        what = f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}"
+        return InputError(what, "gopt inspect FILE --text shows the graph")
 
     def _check_shapes(self, node: Node, results: Sequence[int]) -> None:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""

@@ -16,7 +16,7 @@ from gopt.records.mesh import Mesh
 from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.forms import elements
+from gopt.verification.proof.forms import UnknownSize, elements
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rank_sweep import NodeOrder, RankSweep, SweptValues, UnpairedCall, Values
 from gopt.verification.proof.repeats import WholesOfRanges
@@ -103,9 +103,7 @@ class Sweep:
                 results.update(zip(members, calls[group]))
             for sweep in dict.fromkeys(self.sweeps[rank] for rank in sorted(results)):  # leaders are ahead
                 for part in self._parted(sweep, results):
-                    node, numbers = part.graph.nodes[part.at], results[part.rank]
-                    part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
-                    part.at += 1
+                    part.end_call(results[part.rank])
                     self._go_on(part, waiting)
         return [sweep.values for sweep in self.sweeps]
 
@@ -278,7 +276,10 @@ class Sweep:
         key = nodes[0].encoded or id(nodes[0]), operands
         if key not in self._calls:
             all_coordinates = [{axis: self._places[rank][axis] for axis in axes} for rank in ranks]
-            self._calls[key] = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
+            try:
+                self._calls[key] = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
+            except UnknownSize:
+                raise unsized(nodes[0]) from None
         return self._calls[key]
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:

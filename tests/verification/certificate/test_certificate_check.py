@@ -22,7 +22,7 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import InputError, OptionError
 from gopt.verification.certificate.check import check
 from gopt.verification.certificate.lines import sealed
-from gopt.verification.proof import calls, constants, move_laws, operators, sum_laws
+from gopt.verification.proof import calls, move_laws, operators, stored_values, sum_laws
 from gopt.verification.proof.boxes import Boxes
 from gopt.verification.proof.certificate import CertificateWriter
 from gopt.verification.proof.exponentials import Expressions
@@ -225,7 +225,7 @@ DEFECTS = {
     ),
     "rounding is lost": ("half", move_laws, "as_type", lambda old: lambda table, of, source, to: of),
     "constants are no decimals": (
-        "adam", constants, "simplest", lambda old: lambda value: Fraction(float(value)),
+        "adam", stored_values, "simplest", lambda old: lambda value: Fraction(float(value)),
     ),
     "a softmax is not normalised": (
         "attention", operators, "RULES", lambda old: {**old, "Softmax": sum_laws.exponential},

@@ -1,0 +1,127 @@
+"""Faults that random edits of rank files found, one test each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import pytest
+from helpers import FIXTURES, edit_rank, edit_ranks
+from mesh_gen.make import Recipe, make
+from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper
+
+import gopt
+from gopt.errors import InputError
+from gopt.verification.certificate.check import check
+from gopt.verification.proof.exponentials import Expressions
+from gopt.verification.proof.forms import UnknownSize
+from gopt.verification.proof.result import ProofVerdict, RankProof
+
+HEADER = '<ir_version: 8, opset_import: ["" : 20, "gopt.comm" : 1]>'
+
+
+ROWS = {"x": {"split": ["tp", ""]}}
+COLUMNS = {"x": {"split": ["", "tp"]}}
+
+
+def proven(folder: Path, source: str, ranks: Sequence[str], inputs: Mapping[str, object]) -> RankProof:
+    """Ranks of a forward model, along tp."""
+    paths = [folder / f"{name}.onnx" for name in ("source", *range(len(ranks)))]
+    for path, text in zip(paths, (source, *ranks)):
+        onnx.save(onnx.parser.parse_model(f"{HEADER}\n{text}"), path)
+    relation = {"format": "gopt-relation/1", "forward": True, "mesh": {"tp": len(ranks)}, "inputs": inputs}
+    return gopt.prove(paths[0], ranks=paths[1:], relation=relation)
+
+
+def test_a_part_of_copies_is_not_looked_for_around_itself_again(tmp_path):
+    """A part of copies in a row is a part of each copy, which is around the copies: without an end."""
+    outputs = "(float[12,12] y, float[4,5] p, float[4,1] q)"
+    source = f"""model (float[4,6] x) => {outputs} <int64[2] times = {{3, 2}}, int64[2] sizes = {{5, 1}}> {{
+        s = Softmax<axis=1>(x)  w = Tile(s, times)  y = LogSoftmax<axis=0>(w)  p, q = Split<axis=1>(s, sizes) }}"""
+
+    def rank(times: str, rows: str, both: str) -> str:
+        stored = "".join(f", int64[2] t{at} = {{{more}}}" for at, more in enumerate((times, rows, both)))
+        return f"""model (float[2,6] x, float[4,3] z) => {outputs}
+            <int64[2] t = {{3, 2}}{stored}, int64[2] n = {{5, 1}}> {{
+            a = Softmax<axis=1>(z)  b = Softmax<axis=1>(x)
+            c = gopt.comm.AllGather<axis=0, group="tp", sizes=[2,2]>(b)  d = Tile(c, t)
+            e = gopt.comm.AllGather<axis=0, group="tp", sizes=[2,2]>(b)
+            f = Tile(e, t0)  g = Tile(b, t1)  h = Tile(c, t)
+            i = Tile(e, t2)  y = LogSoftmax<axis=0>(h)  p, q = Split<axis=1>(e, n) }}"""
+
+    ranks = [rank("3, 2", "3, 2", "3, 2"), rank("1, 2", "5, 2", "5, 1")]
+    proof = proven(tmp_path, source, ranks, {**ROWS, "z": {"of": "x", "split": ["", "tp"]}})
+    assert proof.verdict is not ProofVerdict.DIFFERENT
+
+
+def test_some_terms_of_a_sum_over_copies(tmp_path):
+    """The source tiles what it sums: some terms of the tiled value are some of the value itself."""
+    source = """model (float[4,6] x) => (float[4] y, float[4,12] w) <int64[2] times = {1, 2}> {
+        y = Einsum<equation="ij,ij->i">(x, x)  w = Tile(x, times) }"""
+    rank = """model (float[4,2] x) => (float[4] y, float[4,12] w) <int64[2] times = {1, 2}> {
+        a = gopt.comm.AllGather<axis=1, group="tp", sizes=[2,2,2]>(x)  w = Tile(a, times)
+        b = Einsum<equation="ij,ij->i">(x, x)  y = gopt.comm.AllReduce<group="tp">(b) }"""
+    assert proven(tmp_path, source, [rank] * 3, COLUMNS).proven
+
+
+def test_ranges_of_a_value_of_unknown_size_are_not_nothing():
+    expressions = Expressions({})
+    unknown = expressions.leaf("x", (), None)
+    viewed = expressions.view(unknown, (4, 1))
+    part = expressions.flat(expressions.cut(viewed, 1, 3))
+    assert expressions.shape(part) == (2,) and expressions.uniform(part) is None
+    with pytest.raises(UnknownSize):
+        expressions.pieces(unknown)
+
+
+def test_the_result_of_a_call_has_the_shape_that_the_file_says(tmp_path):
+    step = make(Recipe(5020, (6, 4, 4, 4), "floats", ("dense",), "pooled", "sgd"))
+    (tmp_path / "step.onnx").write_bytes(step.model.SerializeToString())
+    gopt.shard(tmp_path / "step.onnx", "sp=2").write(tmp_path / "ranks")
+
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in model.graph.node if "loss" in node.output)
+        (own,) = [each for each in model.graph.node if node.input[0] in each.output]
+        (keeps,) = [each for each in own.attribute if each.name == "keepdims"]
+        keeps.i = 1
+        for each in model.graph.value_info:
+            if each.name in own.output:
+                each.type.tensor_type.shape.dim.extend([TensorShapeProto.Dimension(dim_value=1)] * 2)
+
+    edit_ranks(tmp_path / "ranks", edit)
+    with pytest.raises(InputError):
+        gopt.prove(tmp_path / "ranks")
+
+
+@pytest.mark.parametrize("keeps", [0, 1])
+def test_rows_are_written_in_their_shape_alone(keeps, tmp_path):
+    """No runtime takes rows of another shape."""
+    zeros = ", ".join("0" * 12)
+    text = f"""model (float[2,4,3] x) => (float[4,3] y)
+        <float[4,3] zeros = {{{zeros}}}, int64[4,1] rows = {{3, 2, 1, 0}}, int64[1] axis = {{0}}> {{
+        z = ReduceSum<keepdims=KEEPS>(x, axis)  y = ScatterND<reduction="add">(zeros, rows, z) }}"""
+    source, rank = (text.replace("KEEPS", str(keep)) for keep in (0, keeps))
+    assert proven(tmp_path, source, [rank] * 2, {}).proven == (keeps == 0)
+
+
+def retyped(model: ModelProto, *to: int) -> None:
+    """Cast a constant number of the step on its way."""
+    at, node = next((at, n) for at, n in enumerate(model.graph.node) if n.op_type == "Cast" and n.attribute[0].i == 1)
+    (name,) = node.output
+    steps = [NodeProto.FromString(node.SerializeToString())]
+    steps[0].output[:] = [f"{name}.0"]
+    for number, dtype in enumerate(to):
+        result = name if number == len(to) - 1 else f"{name}.{number + 1}"
+        steps.append(helper.make_node("Cast", [f"{name}.{number}"], [result], to=dtype))
+    nodes = [*model.graph.node[:at], *steps, *model.graph.node[at + 1 :]]
+    kept = [NodeProto.FromString(each.SerializeToString()) for each in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+
+
+def test_the_checker_rounds_a_one(tmp_path):
+    gopt.shard(FIXTURES / "optim/muon.onnx", "tp=2").write(tmp_path / "ranks")
+    edit_rank(tmp_path / "ranks", 0, lambda model: retyped(model, TensorProto.BFLOAT16, TensorProto.FLOAT))
+    assert gopt.prove(tmp_path / "ranks", certificate=tmp_path / "certificate").proven
+    assert check(tmp_path / "ranks", (tmp_path / "certificate").read_text()).fault is None
