@@ -95,6 +95,8 @@ FOUND = [
     Setting("optim/clip_value / split and joined", "dp=2", 0, 1, None, {}),
     # The gradient of a part of the tokens: on a rank without these tokens, all of it is zero.
     Setting("stream 14646", "cp=2,shard=2", 3, 1, None, {"tensor-parallel": {"sequence": True}}),
+    # The same, for a sum along a dimension in which each rank has one place.
+    Setting("stream 55115", "pp=2,sp=4", 3, 1, None, {}),
     # A part of a row of ranges that has ranges of a single value of the row.
     Setting("stream 99523", "cp=2,ep=4", 0, 1, None, {"tensor-parallel": {"regather": True}}),
     # A synchronised value that nodes of the source read in another layout, whole or in parts, also in the update.

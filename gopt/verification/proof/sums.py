@@ -72,6 +72,8 @@ class Sums(Numbering):
 
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
+        if len(terms) == 1 and (number := next(iter(terms))) and terms[number] == 1 and self.shape(number) == shape:
+            return number
         extended = self._extended(terms, shape) if len(terms) > 1 else None
         if extended is not None:
             return extended

@@ -487,6 +487,14 @@ def test_equal_parts_of_values_of_other_sizes_stand_in_a_row():
     assert e.shape(e.concatenated(parts, 0)) == (8, 2)
 
 
+def test_a_sum_of_one_value_in_the_shape_of_the_value_is_the_value():
+    """It was the sum of the views of the terms."""
+    e = Expressions({})
+    a, b = e.leaf("batch", "a", (4, 6)), e.leaf("batch", "b", (4, 6))
+    value = e.view(e.added([a, b]), (2, 2, 6))
+    assert e.linear({value: 1}, (2, 2, 6)) == value
+
+
 def test_stored_whole_numbers_are_added_up_in_sums():
     e = Expressions({"dp": 3})
     x = e.apply("cast", ("bool", "int64"), [e.leaf("batch", "x", (), frozenset({"dp"}))], ())
