@@ -152,6 +152,13 @@ class RoundSweep(Sweep):
         merge = AGGREGATE.name, node.attributes["server"], node.attributes["bucket"]
         self._send(sweep, node, [merge], self.expressions.flat(pieces), node.inputs[2:])
 
+    def _row_shape(self, sweep: RankSweep, node: Node, count: int | None, columns: int) -> tuple[int | None, ...]:
+        """The shape of rows of ``columns`` elements. Raises UnpairedCall for a node with rows of another width."""
+        width = node.attributes["width"]
+        if (width or 1) != columns:
+            raise UnpairedCall(sweep.rank, node, f"rows of {width} elements", f"rows of {columns}")
+        return (count, width) if width else (count,)
+
     def _push_rows(self, sweep: RankSweep, node: Node) -> None:
         table = self._tables[node.attributes["table"]]
         numbers, rows = sweep.operands(node, node.inputs[2:])
@@ -185,7 +192,7 @@ class RoundSweep(Sweep):
         part = self._part(table, server, merged)
         columns = len(table_layout(table).columns(server))
         sweep.values[node.outputs[0]] = self.expressions.apply(NUMBERS, None, [part], (None,))
-        shape = (None, columns) if node.attributes["width"] else (None,)
+        shape = self._row_shape(sweep, node, None, columns)
         sweep.values[node.outputs[1]] = self.expressions.apply(MERGED, None, [part], shape)
 
     def _part(self, table: TableEntry, server: int, number: int) -> int:
@@ -205,8 +212,7 @@ class RoundSweep(Sweep):
         rows = self._laws.looked_up(whole, numbers)
         if rows is None:
             raise unsized(node)
-        count = self.expressions.elements(numbers)
-        shape = (count, table.width) if node.attributes["width"] else (count,)
+        shape = self._row_shape(sweep, node, self.expressions.elements(numbers), table.width)
         sweep.values[node.outputs[0]] = self.expressions.view(rows, shape)
 
     def _merge(self, pushes: Sequence[_Push], node: Node) -> int:

@@ -42,6 +42,10 @@ def reduced(
     axes = _axes(node, arrays, len(before))
     if axes is None:
         return None
+    keeps = node.attributes.get("keepdims", 1)
+    due = tuple(1 if dim in axes else size for dim, size in enumerate(before) if keeps or dim not in axes)
+    if after != due and elements(after) is not None:  # the file may say another
+        return None
     if extreme:
         part = reader.part_in_source(node, operands, after) if elements(after) == 1 else None
         return expressions.extreme(extreme, [number], after) if part is None and elements(after) == 1 else part

@@ -99,7 +99,10 @@ class Sweep:
             for members in self._ready(waiting) if not results else ():
                 group = tuple([id(self.sweeps[rank]) for rank in members])
                 if group not in calls:
-                    calls[group] = self._call(members, [waiting[rank] for rank in members])
+                    try:
+                        calls[group] = self._call(members, [waiting[rank] for rank in members])
+                    except UnknownSize:
+                        raise unsized(waiting[members[0]]) from None
                 results.update(zip(members, calls[group]))
             for sweep in dict.fromkeys(self.sweeps[rank] for rank in sorted(results)):  # leaders are ahead
                 for part in self._parted(sweep, results):
@@ -276,10 +279,7 @@ class Sweep:
         key = nodes[0].encoded or id(nodes[0]), operands
         if key not in self._calls:
             all_coordinates = [{axis: self._places[rank][axis] for axis in axes} for rank in ranks]
-            try:
-                self._calls[key] = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
-            except UnknownSize:
-                raise unsized(nodes[0]) from None
+            self._calls[key] = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         return self._calls[key]
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:

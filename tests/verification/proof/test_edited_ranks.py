@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from helpers import FIXTURES, edit_rank, edit_ranks
+from helpers import FIXTURES, edit_file, edit_rank, edit_ranks
 from mesh_gen.make import Recipe, make
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper
 
@@ -92,6 +92,20 @@ def test_the_result_of_a_call_has_the_shape_that_the_file_says(tmp_path):
     edit_ranks(tmp_path / "ranks", edit)
     with pytest.raises(InputError):
         gopt.prove(tmp_path / "ranks")
+
+
+def test_rows_of_another_width_are_not_merged(tmp_path):
+    source = gopt.load(FIXTURES / "sparse/dlrm_adagrad.onnx")
+    gopt.split(source, gopt.SplitOptions(trainers=1, servers=1)).write(tmp_path / "split")
+
+    def edit(model: ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "AggregateRows")
+        next(each for each in node.attribute if each.name == "width").i -= 1
+        for info in [info for info in model.graph.value_info if info.name in node.output]:
+            model.graph.value_info.remove(info)
+
+    edit_file(tmp_path / "split" / "server_0000.onnx", edit)
+    assert not gopt.prove(tmp_path / "split").proven
 
 
 @pytest.mark.parametrize("keeps", [0, 1])
