@@ -311,7 +311,7 @@ def proof() -> Drawing:
     ]
     values = [prover.ranks[rank].files[0] for rank in (0, 1)]
     moment = prover.expressions.leaf("state", "fc1.weight.exp_avg", (64, 32))
-    words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"}, prover.constants.values)
+    words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"}, prover.expressions.values)
     drawing = Drawing(1010, 110 + 92 * len(steps), "A gradient's way through four nodes and a call")
     drawing.text(
         30, 32, "fixtures/mlp_adamw.onnx, 2 ranks, stage 2: dW is the gradient of fc1.weight, m its first moment", 15
