@@ -402,5 +402,6 @@ class Boxes(Movements):
         for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
             more = dict(self.terms(number))
             fits = number != whole and self.shape(number) == self.shape(whole) and terms.items() <= more.items()
-            if fits and all(are_zero(self, atom, selection) for atom in more.keys() - terms.keys()):
+            rest = more.keys() - terms.keys() if fits else ()  # the selection is of this shape
+            if fits and all(self.shape(atom) == self.shape(whole) and are_zero(self, atom, selection) for atom in rest):
                 yield number, selection

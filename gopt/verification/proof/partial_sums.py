@@ -43,7 +43,7 @@ from gopt.verification.proof.selections import (
     replaced,
     sizes_of,
 )
-from gopt.verification.proof.zeros import are_zero
+from gopt.verification.proof.zeros import MATRICES, are_matrices, are_zero
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
@@ -240,7 +240,7 @@ class PartialSums(ElementwiseBoxes):
             return number
         if not runs or self._are_padded(core, label, size, runs):
             return self.linear({}, shape)
-        if self._are_padded(core, label, size, _others(runs, size)):
+        if merged(runs) == runs and self._are_padded(core, label, size, _others(runs, size)):  # each position once
             return number
         op, attributes, operands, _ = self.all[number]
         if op == VIEW:
@@ -274,16 +274,26 @@ class PartialSums(ElementwiseBoxes):
             return False
         key = core, label, runs
         if key not in self._padded_terms:
-            operands = self.all[core].operands
-            open = [operand for operand in operands if not self.finite[operand]]
-            pairs = [pair for pair in zip(operands, label) if isinstance(pair[1], int) and open in ([], [pair[0]])]
+            pairs = self._summed_dims(core, label)
+            open = [operand for operand, _ in pairs if not self.finite[operand]]
             shapes = [self._sizes(operand) or () for operand, _ in pairs]
             self._padded_terms[key] = any(
-                -len(shape) <= dim < len(shape) and shape[dim] == size
+                -len(shape) <= dim and shape[dim] == size and open in ([], [operand])
                 and are_zero(self, operand, along(dim % len(shape), runs, len(shape)))
                 for (operand, dim), shape in zip(pairs, shapes)
             )  # fmt: skip
         return self._padded_terms[key]
+
+    def _summed_dims(self, core: int, label: tuple[object, ...]) -> list[tuple[int, int]]:
+        """The operands of a sum with an index of the sum, and the dimension in each, from behind; [] where unknown."""
+        op, attributes, operands, _ = self.all[core]
+        if op == MATRICES and are_matrices(self, operands):
+            return list(zip(operands, (-1, -2)))
+        (dim,) = label if len(label) == 1 else (None,)
+        if not isinstance(dim, int) or dim >= 0:
+            return []
+        everywhere, along_axes = op == TOTAL and not attributes, op == SUM and dim in cast(tuple[int, ...], attributes)
+        return [(operands[0], dim)] if everywhere or along_axes else []
 
     # --- what passes through boxes and partial sums ---
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from gopt.verification.proof.forms import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
@@ -24,14 +24,20 @@ def are_zero(expressions: Movements, number: int, selection: Selection, depth: i
     if op == PADDED:
         return any(_in_border(selection, dim, ends) for dim, ends in enumerate(expressions.borders(number, 0)))
     rows = _behind(expressions, number, selection)
-    if op in (PRODUCT, MATRICES):  # of zeros and numbers
+    if op in _FACTORS:  # zeros and numbers
         open = [operand for operand in operands if not expressions.finite[operand]]
         rows = ((operand, chosen) for operand, chosen in rows if open in ([], [operand]))
     inner = (are_zero(expressions, operand, chosen, depth - 1) for operand, chosen in rows)
-    return any(inner) if op in (PRODUCT, MATRICES) else op in _MOVED and all(inner)
+    return any(inner) if op in _FACTORS else op in _MOVED and all(inner)
 
 
+_FACTORS = frozenset({PRODUCT, MATRICES})
 _MOVED = frozenset({LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
+
+
+def are_matrices(expressions: Movements, operands: Sequence[int]) -> bool:
+    """Return whether no operand of a product is a vector, for which the product has a dimension less."""
+    return all(len(expressions.shape(operand) or ()) > 1 for operand in operands)
 
 
 def _in_border(selection: Selection, dim: int, ends: tuple[int, int]) -> bool:
@@ -48,7 +54,7 @@ def _behind(expressions: Movements, number: int, selection: Selection) -> Iterat
         if op in (LINEAR, PRODUCT):
             last = selection[len(selection) - len(sizes) :]
             chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, last))
-        elif op == MATRICES and len(sizes) > 1:
+        elif op == MATRICES and are_matrices(expressions, operands):
             chosen = replaced(selection[len(selection) - len(sizes) :], len(sizes) - 1 - slot)
             chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, chosen))
         elif op == VIEW:
