@@ -63,7 +63,16 @@ class ShardingInference:
     """A sweep over a program, which fills ``table``."""
 
     __slots__ = (
-        "_index", "_joined", "_members", "_placed_values", "_rows", "axes", "known", "program", "strict", "table",
+        "_index",
+        "_joined",
+        "_members",
+        "_placed_values",
+        "_rows",
+        "axes",
+        "known",
+        "program",
+        "strict",
+        "table",
     )
 
     def __init__(self, program: SpmdProgram, strict: bool) -> None:
@@ -198,7 +207,7 @@ class ShardingInference:
         return shard
 
     def _shape(self, node: Node) -> None:
-        """The shape of a shard is each member's own, and so is an open shape of a value that is; other shapes are equal."""
+        """The shape of a shard is each member's own, and so is an open shape of a member's own value; others are equal."""
         type = self.program.graph.types.get(node.inputs[0])
         static = type is not None and type.static
         row: list[Placement] = []
