@@ -207,7 +207,7 @@ class ShardingInference:
         return shard
 
     def _shape(self, node: Node) -> None:
-        """The shape of a shard is each member's own, and so is an open shape of a member's own value; others are equal."""
+        """Open shapes of members' own values, as of a shard, are each member's own; other shapes are equal."""
         type = self.program.graph.types.get(node.inputs[0])
         static = type is not None and type.static
         row: list[Placement] = []
