@@ -132,7 +132,7 @@ def as_source(given: Source | str | os.PathLike[str]) -> Source:
 
 
 def alone(find: Callable[[RoleMap], Found]) -> Found:
-    """What is found of a step that no ranks share: a state that may count samples counts them or not, all the same."""
+    """Call ``find`` for a step that no ranks share: it is the same there whether states count samples or steps."""
     answers: dict[str, str] = {}
     while True:
         try:
