@@ -386,22 +386,25 @@ class Boxes(Movements):
 
     @cached_property
     def _sums_of_padded(self) -> dict[int, list[int]]:
-        """Padded value -> the sums in the source."""
+        """Root of a term -> the sums in the source of the term and a padded value."""
         result: dict[int, list[int]] = {}
         for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
-            for operand in operands if op == LINEAR else ():
-                if self.all[operand].op == PADDED:
-                    result.setdefault(operand, []).append(number)
+            roots = [self.root(operand) for operand in operands] if op == LINEAR else []
+            for root in roots if any(self.all[root].op == PADDED for root in roots) else ():
+                result.setdefault(root, []).append(number)
         return result
 
     def _equal_sums(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's sums of the terms of a value and of terms that are zero where selected."""
-        terms = dict(self.terms(whole)) if self.sealed else {}
-        rows = (self._sums_of_padded[atom] for atom in terms if atom in self._sums_of_padded)
-        row = min(rows, key=len, default=[])
+        terms, shape = dict(self.terms(whole)) if self.sealed else {}, self.shape(whole)
+        rows = (self._sums_of_padded.get(self.root(atom), ()) for atom in terms)
+        row = min(filter(None, rows), key=len, default=())
         for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
-            more = dict(self.terms(number))
-            fits = number != whole and self.shape(number) == self.shape(whole) and terms.items() <= more.items()
+            if number == self.root(whole) or self.elements(number) != self.elements(whole):
+                continue
+            summed = self.view(number, shape)
+            more = dict(self.terms(summed))
+            fits = terms.items() <= more.items()
             rest = more.keys() - terms.keys() if fits else ()  # the selection is of this shape
-            if fits and all(self.shape(atom) == self.shape(whole) and are_zero(self, atom, selection) for atom in rest):
-                yield number, selection
+            if fits and all(self.shape(atom) == shape and are_zero(self, atom, selection) for atom in rest):
+                yield summed, selection

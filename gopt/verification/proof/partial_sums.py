@@ -101,12 +101,15 @@ class PartialSums(ElementwiseBoxes):
 
     def _zeros_of_whole(self, numbers: Sequence[int], axis: int) -> Sequence[int]:
         """Values in a row, where zeros are the elements of a whole value beside a part of the whole."""
-        raws = (next(iter(self.raw(number).items()), None) for number in numbers)
-        parts = [(at, box) for at, box in enumerate(raws) if box is not None]
-        sums = (part for part in parts if self._core(part[1][0]) in self.reaches)
-        lead, (whole, selection) = next(sums, next(iter(parts), (-1, (0, ()))))
+        parts = [(at, *box) for at, number in enumerate(numbers) for box in self.raw(number).items() if axis < len(box[1])]
+
+        def order(part: tuple[int, int, Selection]) -> tuple[bool, bool]:
+            """Sums with rules in front, then parts of the dimension."""
+            return self._core(part[1]) not in self.reaches, part[2][axis] is None
+
+        lead, whole, selection = min(parts, key=order, default=(-1, 0, ()))
         sizes = self._sizes(whole) or ()
-        if lead < 0 or axis >= len(selection):
+        if lead < 0:
             return numbers
         lengths = [(self._sizes(number) or ())[axis] for number in numbers]
         front = selection[axis] or ((0, sizes[axis]),)

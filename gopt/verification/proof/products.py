@@ -10,11 +10,16 @@ from fractions import Fraction
 from gopt.verification.proof.forms import (
     COUNTED,
     EXP,
+    FLAT,
     INVERSE,
     LINEAR,
     ONE,
+    PERMUTED,
     PRODUCT,
     REDUCED,
+    SUM,
+    TAKE,
+    TOTAL,
     VIEW,
     Coefficient,
     Shape,
@@ -23,6 +28,10 @@ from gopt.verification.proof.forms import (
 )
 from gopt.verification.proof.numbering import NOWHERE
 from gopt.verification.proof.stored_values import StoredValues
+
+_SUMMED = frozenset({SUM, TOTAL})
+_POSITIVE = _SUMMED | {LINEAR, PRODUCT, INVERSE, VIEW, TAKE, FLAT, PERMUTED}
+"""Forms that are above zero where all operands are; a sum of no elements is not."""
 
 
 class Products(StoredValues):
@@ -140,8 +149,20 @@ class Products(StoredValues):
     # --- counts ---
 
     def _never_zero(self, number: int) -> bool:
-        """Return whether an expression is a number, or a multiple of a count that is kept from zero."""
+        """Return whether an expression is a number, a multiple of a count that is kept from zero, or a sum of
+        exponentials."""
+        return self._is_count(number) or self._positive(number)
+
+    def _is_count(self, number: int) -> bool:
         return self.all[self.bare(number)].op in ("one", COUNTED)
+
+    def _positive(self, number: int) -> bool:
+        """Return whether an expression is made of exponentials alone, with nothing subtracted."""
+        op, attributes, operands, shape = self.all[number]
+        if op == LINEAR and any(factor <= 0 for factor in attributes):  # type: ignore[attr-defined]
+            return False
+        empty = op in _SUMMED and not elements(self.shape(operands[0]))
+        return op in (EXP, "one") or (op in _POSITIVE and bool(operands) and not empty and all(map(self._positive, operands)))
 
     def _cancel_counts(self, factors: dict[int, int]) -> None:
         """Cancel a count with the count to divide by, beside a weighted sum: the sum is zero where the count is."""
@@ -167,6 +188,6 @@ class Products(StoredValues):
         """An expression without the coefficient, and without the counts that divide it."""
         bare = self.bare(number)
         divisors = [factor for factor, _ in self.factors(bare) if self.all[factor].op == INVERSE]
-        counts = [factor for factor in divisors if self._never_zero(self.all[factor].operands[0])]
+        counts = [factor for factor in divisors if self._is_count(self.all[factor].operands[0])]
         rest = [pair for pair in self.factors(bare) if pair[0] not in counts]
         return self.bare(self.product(*zip(*rest))) if counts and rest else bare

@@ -10,12 +10,19 @@ from gopt.verification.proof.movements import PADDED, Movements
 from gopt.verification.proof.selections import Selection, Sizes, inside, replaced, through
 
 MATRICES = "MatMul"
-DEPTH = 16
+DEPTH = 64
 """Operators behind one another up to which zeros are followed."""
 
 
 def are_zero(expressions: Movements, number: int, selection: Selection, depth: int = DEPTH) -> bool:
     """Return whether the selected elements of an expression are zero, as far as laws say so."""
+    key = number, selection
+    if key not in expressions.zeros:
+        expressions.zeros[key] = _are_zero(expressions, number, selection, depth)
+    return expressions.zeros[key]
+
+
+def _are_zero(expressions: Movements, number: int, selection: Selection, depth: int) -> bool:
     op, _, operands, shape = expressions.all[number]
     if expressions.uniform(number) == 0:
         return True
