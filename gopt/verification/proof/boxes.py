@@ -364,6 +364,8 @@ class Boxes(Movements):
             return
         whole, selection = base
         around = [base, *self._containing(whole, selection, self._sizes(whole) or ())]
+        around += self._containing_views(whole, selection)
+        around += self._padded(whole, selection)
         around += self._equal_sums(whole, selection)
         around += self._rows_around(whole, selection)
         around = [box for box in around if any(runs is not None for runs in box[1])]
@@ -371,6 +373,23 @@ class Boxes(Movements):
             yield from self._in_shape(*box, number).items()
         for box in around if 1 in part else ():
             yield from self._reshaped(*box, part)
+
+    def _containing_views(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's parts of a value in other shapes around a selection."""
+        before = self._sizes(whole) or ()
+        for sizes in self._shapes_of(whole):
+            view = self.view(whole, sizes)
+            chosen = through(before, selection, sizes) if view in self.known else None
+            yield from self._containing(view, chosen, sizes) if chosen is not None else ()
+
+    def _padded(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's values with borders around a value."""
+        for number in self.readers(PADDED, whole):
+            ends, sizes = self.borders(number), self._sizes(whole) or ()
+            chosen = [joined((start + front, stop + front) for start, stop in runs or ((0, size),))
+                      for runs, size, (front, _) in zip(selection, sizes, ends)]  # fmt: skip
+            if ends and self.all[number].operands[0] == whole:
+                yield number, normal(chosen, self._sizes(number) or ())
 
     def _rows_around(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's rows of ranges that have a part of a value, in order."""
@@ -385,19 +404,18 @@ class Boxes(Movements):
         return any(op == PADDED for op, *_ in self.all[: self.of_ranks])
 
     @cached_property
-    def _sums_of_padded(self) -> dict[int, list[int]]:
-        """Root of a term -> the sums in the source of the term and a padded value."""
+    def _sums_of(self) -> dict[int, list[int]]:
+        """Root of a term -> the sums in the source."""
         result: dict[int, list[int]] = {}
         for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
-            roots = [self.root(operand) for operand in operands] if op == LINEAR else []
-            for root in roots if any(self.all[root].op == PADDED for root in roots) else ():
+            for root in map(self.root, operands) if op == LINEAR else ():
                 result.setdefault(root, []).append(number)
         return result
 
     def _equal_sums(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's sums of the terms of a value and of terms that are zero where selected."""
-        terms, shape = dict(self.terms(whole)) if self.sealed else {}, self.shape(whole)
-        rows = (self._sums_of_padded.get(self.root(atom), ()) for atom in terms)
+        terms, shape = dict(self.terms(whole)) if self.sealed and self.pads else {}, self.shape(whole)
+        rows = (self._sums_of.get(self.root(atom), ()) for atom in terms)
         row = min(filter(None, rows), key=len, default=())
         for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
             if number == self.root(whole) or self.elements(number) != self.elements(whole):

@@ -101,7 +101,9 @@ class PartialSums(ElementwiseBoxes):
 
     def _zeros_of_whole(self, numbers: Sequence[int], axis: int) -> Sequence[int]:
         """Values in a row, where zeros are the elements of a whole value beside a part of the whole."""
-        parts = [(at, *box) for at, number in enumerate(numbers) for box in self.raw(number).items() if axis < len(box[1])]
+        parts = [
+            (at, *box) for at, number in enumerate(numbers) for box in self.raw(number).items() if axis < len(box[1])
+        ]
 
         def order(part: tuple[int, int, Selection]) -> tuple[bool, bool]:
             """Sums with rules in front, then parts of the dimension."""

@@ -10,16 +10,11 @@ from fractions import Fraction
 from gopt.verification.proof.forms import (
     COUNTED,
     EXP,
-    FLAT,
     INVERSE,
     LINEAR,
     ONE,
-    PERMUTED,
     PRODUCT,
     REDUCED,
-    SUM,
-    TAKE,
-    TOTAL,
     VIEW,
     Coefficient,
     Shape,
@@ -27,11 +22,8 @@ from gopt.verification.proof.forms import (
     elements,
 )
 from gopt.verification.proof.numbering import NOWHERE
+from gopt.verification.proof.signs import ABOVE, sign
 from gopt.verification.proof.stored_values import StoredValues
-
-_SUMMED = frozenset({SUM, TOTAL})
-_POSITIVE = _SUMMED | {LINEAR, PRODUCT, INVERSE, VIEW, TAKE, FLAT, PERMUTED}
-"""Forms that are above zero where all operands are; a sum of no elements is not."""
 
 
 class Products(StoredValues):
@@ -149,20 +141,14 @@ class Products(StoredValues):
     # --- counts ---
 
     def _never_zero(self, number: int) -> bool:
-        """Return whether an expression is a number, a multiple of a count that is kept from zero, or a sum of
-        exponentials."""
-        return self._is_count(number) or self._positive(number)
+        """Return whether an expression is a number, a multiple of a count that is kept from zero, or above zero."""
+        return self._is_count(number) or sign(self, number) == ABOVE
+
+    def _has_number(self, op: str, operand: int) -> bool:
+        return self._never_zero(operand) if op == INVERSE else sign(self, operand) == ABOVE
 
     def _is_count(self, number: int) -> bool:
         return self.all[self.bare(number)].op in ("one", COUNTED)
-
-    def _positive(self, number: int) -> bool:
-        """Return whether an expression is made of exponentials alone, with nothing subtracted."""
-        op, attributes, operands, shape = self.all[number]
-        if op == LINEAR and any(factor <= 0 for factor in attributes):  # type: ignore[attr-defined]
-            return False
-        empty = op in _SUMMED and not elements(self.shape(operands[0]))
-        return op in (EXP, "one") or (op in _POSITIVE and bool(operands) and not empty and all(map(self._positive, operands)))
 
     def _cancel_counts(self, factors: dict[int, int]) -> None:
         """Cancel a count with the count to divide by, beside a weighted sum: the sum is zero where the count is."""
