@@ -357,22 +357,28 @@ class Boxes(Movements):
                 yield number, normal(inner, self._sizes(number) or ())
 
     def surroundings(self, number: int) -> Iterator[Box]:
-        """All values of the source around a part, in all possible shapes: the value under the part in front, then the
-        source's parts of the value, in any order, sums that are equal there, and rows of ranges with the part."""
+        """The values of the source around a part, in all possible shapes: the value under the part in front, then what
+        is around that value, step by step."""
         base, part = self._base(number), self._sizes(number) or ()
-        if base is None:
-            return
-        whole, selection = base
-        around = [base, *self._containing(whole, selection, self._sizes(whole) or ())]
-        around += self._containing_views(whole, selection)
-        around += self._padded(whole, selection)
-        around += self._equal_sums(whole, selection)
-        around += self._rows_around(whole, selection)
-        around = [box for box in around if any(runs is not None for runs in box[1])]
+        around = [] if base is None else [box for box in self._around(base) if any(runs is not None for runs in box[1])]
         for box in around:
             yield from self._in_shape(*box, number).items()
         for box in around if 1 in part else ():
             yield from self._reshaped(*box, part)
+
+    def _around(self, base: Box) -> Iterable[Box]:
+        """A part, and equal parts of other values of the source: of the source's parts of the value, in any order, of
+        the value with borders, of sums that are equal there, and of rows of ranges with the part."""
+        around, at = [base], 0
+        while at < min(len(around), CHOICES):
+            whole, selection = around[at]
+            around += self._containing(whole, selection, self._sizes(whole) or ())
+            around += self._containing_views(whole, selection)
+            around += self._padded(whole, selection)
+            around += self._equal_sums(whole, selection)
+            around += self._rows_around(whole, selection)
+            around, at = list(dict.fromkeys(around)), at + 1
+        return around
 
     def _containing_views(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's parts of a value in other shapes around a selection."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, M
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, PARTS, RESHAPES, R
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.boxes import Box
+from gopt.verification.proof.boxes import CHOICES, Box
 from gopt.verification.proof.constants import Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.forms import (
@@ -100,7 +101,9 @@ class NodeReader:
             results = self._by_law(node, operands, shapes)
         if results is None:
             results = window_laws.results(self, node, operands, shapes)
-        return self._of_parts(node, operands, shapes) if results is None else results
+        if results is None:
+            results = self._of_parts(node, operands, shapes)
+        return move_laws.unpadded(self, node, operands) if results is None else results
 
     def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results of an operator with a law."""
@@ -150,8 +153,9 @@ class NodeReader:
             return None
         factors, fallback = list(record.dims(use)), None
         for chosen in self._choices(operands, boxes):
+            parts = [operand if box is None else self.expressions.take(*box) for operand, box in zip(operands, chosen)]
             for wholes in self._wholes(node, operands, chosen):
-                results = self._of_factors(node, operands, chosen, wholes, record.dims, factors, shapes)
+                results = self._of_factors(node, parts, chosen, wholes, record.dims, factors, shapes)
                 if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
                     return results
                 fallback = fallback or (results if chosen is boxes else None)
@@ -176,7 +180,9 @@ class NodeReader:
         yield from [boxes] if any(boxes) else []
         for slot, box in enumerate(boxes):
             operand = operands[slot]
-            for reshaped in (*self.expressions.boxes(operand), *self.expressions.raw(operand).items()):
+            around = islice(self.expressions.surroundings(operand), CHOICES)
+            rows = (*self.expressions.boxes(operand), *self.expressions.raw(operand).items(), *around)
+            for reshaped in dict.fromkeys(rows):
                 if reshaped != box:
                     yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
 
