@@ -60,6 +60,8 @@ class Boxes(Movements):
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
         self._parts_of_rows: dict[int, Box | None] = {}
+        self._nearby: dict[Box, Sequence[Box]] = {}
+        """A part -> equal parts of other values of the source."""
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -360,7 +362,10 @@ class Boxes(Movements):
         """The values of the source around a part, in all possible shapes: the value under the part in front, then what
         is around that value, step by step."""
         base, part = self._base(number), self._sizes(number) or ()
-        around = [] if base is None else [box for box in self._around(base) if any(runs is not None for runs in box[1])]
+        around = self._nearby.get(base, ()) if base is not None else ()
+        if base is not None and not around:
+            around = [box for box in self._around(base) if any(runs is not None for runs in box[1])]
+            self._nearby |= {base: around} if self.sealed else {}
         for box in around:
             yield from self._in_shape(*box, number).items()
         for box in around if 1 in part else ():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -151,15 +151,33 @@ class NodeReader:
         use = self.use(node, operands, shapes)
         if use is None:
             return None
-        factors, fallback = list(record.dims(use)), None
-        for chosen in self._choices(operands, boxes):
-            parts = [operand if box is None else self.expressions.take(*box) for operand, box in zip(operands, chosen)]
-            for wholes in self._wholes(node, operands, chosen):
-                results = self._of_factors(node, parts, chosen, wholes, record.dims, factors, shapes)
-                if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
-                    return results
-                fallback = fallback or (results if chosen is boxes else None)
-        return fallback
+        factors = list(record.dims(use))
+
+        def of_choices(choices: Iterable[Sequence[Box | None]]) -> list[int] | None:
+            """The first results that are parts of the source's; else those of ``boxes``."""
+            fallback = None
+            for chosen in choices:
+                parts = [operand if box is None else self.expressions.take(*box)
+                         for operand, box in zip(operands, chosen)]  # fmt: skip
+                for wholes in self._wholes(node, operands, chosen):
+                    results = self._of_factors(node, parts, chosen, wholes, record.dims, factors, shapes)
+                    if results is not None and self._in_source(results):
+                        return results
+                    fallback = fallback or (results if chosen is boxes else None)
+            return fallback
+
+        results = of_choices(self._choices(operands, boxes))
+        if self.table.widened or (results is not None and self._in_source(results)):
+            return results
+        self.table.widened = True
+        try:
+            around = of_choices(self._choices_around(operands, boxes))
+        finally:
+            self.table.widened = False
+        return results if around is None else around
+
+    def _in_source(self, numbers: Sequence[int]) -> bool:
+        return all(self.core(number) < self.expressions.of_ranks for number in numbers)
 
     def part_in_source(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result for parts as a part of an expression of the source; None for any other result."""
@@ -180,11 +198,15 @@ class NodeReader:
         yield from [boxes] if any(boxes) else []
         for slot, box in enumerate(boxes):
             operand = operands[slot]
-            around = islice(self.expressions.surroundings(operand), CHOICES)
-            rows = (*self.expressions.boxes(operand), *self.expressions.raw(operand).items(), *around)
-            for reshaped in dict.fromkeys(rows):
+            for reshaped in (*self.expressions.boxes(operand), *self.expressions.raw(operand).items()):
                 if reshaped != box:
                     yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
+
+    def _choices_around(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
+        """Boxes in which one is of a value of the source around a part."""
+        for slot, operand in enumerate(operands):
+            for around in dict.fromkeys(islice(self.expressions.surroundings(operand), CHOICES)):
+                yield [*boxes[:slot], around, *boxes[slot + 1 :]]
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
         """Possible whole operands for a node on parts: of the parts, or of a node of the source."""
