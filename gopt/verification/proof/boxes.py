@@ -359,8 +359,8 @@ class Boxes(Movements):
                 yield number, normal(inner, self._sizes(number) or ())
 
     def surroundings(self, number: int) -> Iterator[Box]:
-        """The values of the source around a part, in all possible shapes: the value under the part in front, then what
-        is around that value, step by step."""
+        """The values of the source around a part, in all possible shapes: the value under the part in front, then the values
+        around that value, step by step."""
         base, part = self._base(number), self._sizes(number) or ()
         around = self._nearby.get(base, ()) if base is not None else ()
         if base is not None and not around:
@@ -373,7 +373,7 @@ class Boxes(Movements):
 
     def _around(self, base: Box) -> Iterable[Box]:
         """A part, and equal parts of other values of the source: of the source's parts of the value, in any order, of
-        the value with borders, of sums that are equal there, and of rows of ranges with the part."""
+        the value with borders, of equal sums, and of rows of ranges with the part."""
         around, at = [base], 0
         while at < min(len(around), CHOICES):
             whole, selection = around[at]

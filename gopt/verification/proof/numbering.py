@@ -52,7 +52,7 @@ _FINITE = frozenset({
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
 count that is kept from zero is one, and so is any whole number."""
 _APART_FROM_ZERO = names(lambda record: record.finite_above_zero) | {INVERSE}
-"""Forms and operators whose results are numbers for numbers above zero, and for counts that are kept from zero."""
+"""Forms and operators whose results are numbers for numbers above zero, and for counts kept from zero."""
 _SAME_ELEMENTS = frozenset({VIEW, FLAT, TAKE})
 """Forms of the elements of a value in a shape or a row."""
 FEW = 4
@@ -135,7 +135,7 @@ class Numbering:
         return number
 
     def _has_number(self, op: str, operand: int) -> bool:
-        """Return whether a quotient by, or a root or logarithm of, what is a number is a number."""
+        """Return whether a quotient by a number, or the root or logarithm of a number, is a number."""
         raise NotImplementedError
 
     def _are_single(self, numbers: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ from gopt.verification.proof.numbering import Numbering
 _SUMMED = frozenset({SUM, TOTAL})
 _ROOTS = names(lambda record: record.power is not None and 0 < record.power < 1)
 _AS_OPERANDS = _ROOTS | _SUMMED | {FLAT, INVERSE, LINEAR, PERMUTED, PRODUCT, TAKE, VIEW}
-"""Forms that follow the signs of the operands."""
+"""Forms with a sign by the signs of the operands."""
 
 
 ABOVE, NEVER_BELOW, UNKNOWN = 2, 1, 0
