@@ -359,8 +359,8 @@ class Boxes(Movements):
                 yield number, normal(inner, self._sizes(number) or ())
 
     def surroundings(self, number: int) -> Iterator[Box]:
-        """The values of the source around a part, in all possible shapes: the value under the part in front, then the values
-        around that value, step by step."""
+        """The values of the source around a part, in all possible shapes: the value under the part in front, then the
+        values around the value, step by step."""
         base, part = self._base(number), self._sizes(number) or ()
         around = self._nearby.get(base, ()) if base is not None else ()
         if base is not None and not around:
