@@ -151,7 +151,7 @@ class NodeReader:
         use = self.use(node, operands, shapes)
         if use is None:
             return None
-        factors = list(record.dims(use))
+        dims, factors = record.dims, list(record.dims(use))
 
         def of_choices(choices: Iterable[Sequence[Box | None]]) -> list[int] | None:
             """The first results that are parts of the source's; else those of ``boxes``."""
@@ -160,7 +160,7 @@ class NodeReader:
                 parts = [operand if box is None else self.expressions.take(*box)
                          for operand, box in zip(operands, chosen)]  # fmt: skip
                 for wholes in self._wholes(node, operands, chosen):
-                    results = self._of_factors(node, parts, chosen, wholes, record.dims, factors, shapes)
+                    results = self._of_factors(node, parts, chosen, wholes, dims, factors, shapes)
                     if results is not None and self._in_source(results):
                         return results
                     fallback = fallback or (results if chosen is boxes else None)

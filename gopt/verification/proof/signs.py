@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from gopt.operators.table import names
 from gopt.verification.proof.forms import (
     EXP,
@@ -43,11 +46,11 @@ def _sign(expressions: Numbering, number: int) -> int:
     if op not in _AS_OPERANDS or not operands:
         return UNKNOWN
     signs = [sign(expressions, operand) for operand in operands]
+    powers = cast(Sequence[Coefficient], attributes)
     if op == LINEAR:
-        factors: tuple[Coefficient, ...] = attributes  # type: ignore[assignment]
-        known = min(signs) and all(factor >= 0 for factor in factors)
-        return max([NEVER_BELOW, *(row for row, factor in zip(signs, factors) if factor)]) if known else UNKNOWN
+        known = min(signs) and all(factor >= 0 for factor in powers)
+        return max([NEVER_BELOW, *(row for row, factor in zip(signs, powers) if factor)]) if known else UNKNOWN
     if op == PRODUCT:
-        return min(max(row, NEVER_BELOW - power % 2) for row, power in zip(signs, attributes))  # type: ignore[call-overload]
+        return min(row if power % 2 else max(row, NEVER_BELOW) for row, power in zip(signs, powers))
     empty = op in _SUMMED and not elements(expressions.shape(operands[0]))
     return min(*signs, NEVER_BELOW if empty else ABOVE)

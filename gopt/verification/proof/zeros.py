@@ -30,8 +30,8 @@ def _are_zero(expressions: Movements, number: int, selection: Selection, depth: 
         return False
     if op == PADDED:
         ends = expressions.borders(number, 0)
-        inner = tuple(_between(runs, *row) for runs, row in zip(selection, ends))
-        return bool(ends) and (() in inner or are_zero(expressions, operands[0], inner, depth - 1))
+        between = tuple(_between(runs, *row) for runs, row in zip(selection, ends))
+        return bool(ends) and (() in between or are_zero(expressions, operands[0], between, depth - 1))
     rows = _behind(expressions, number, selection)
     if op in _FACTORS:  # zeros and numbers
         open = [operand for operand in operands if not expressions.finite[operand]]
