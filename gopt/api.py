@@ -9,6 +9,7 @@ from gopt.steps.shard_options import ShardOptions as ShardOptions
 from gopt.steps.sharded import Sharded as Sharded
 from gopt.steps.sharded import shard as shard
 from gopt.steps.source import Source as Source
+from gopt.steps.source import alone as alone
 from gopt.steps.source import as_source as as_source
 from gopt.steps.source import find_roles as find_roles
 from gopt.steps.source import load as load

@@ -287,11 +287,15 @@ def test_batches_that_do_not_fit_are_refused(rank, batch, message):
     [
         ({}, "needs a value for 'lr'"), ({"lr": None}, "'lr' is None"), ({"lr": "0.01"}, "'lr' is '0.01'"),
         ({"lr": torch.ones(2)}, "tensor of shape"), ({"lr": 0.01, "l_r": 0.01}, "'l_r' is not a hyper-parameter"),
+        ({"lr": -0.1}, "'lr' is -0.1"), ({"lr": float("nan")}, "'lr' is nan"),
     ],
 )  # fmt: skip
 def test_hyper_parameters_that_are_no_numbers_are_refused(rank, hyper, message):
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match=message) as refused:
         rank.step((X, Y), **hyper)
+    assert refused.value.hints and [note[:6] for note in refused.value.__notes__] == ["hint: "] * len(
+        refused.value.hints
+    )
 
 
 def test_a_short_last_batch_is_told_how_to_be_left_out(rank):

@@ -35,6 +35,14 @@ _TRIED = (16.0, 32.0, 80.0)
 """Old values of a counter at which its new value is computed."""
 
 
+class OpenCountError(UnsupportedError):
+    """Whether a state counts samples is open: a question of several ranks alone."""
+
+    def __init__(self, state: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint or _hint(state))
+        self.state = state
+
+
 def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
     """Make statistics of the states that count samples, and keep in ``counted`` each step's addition.
 
@@ -71,15 +79,16 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
                 "--statistics says"
             )
         elif not reduction and sized and counts is not None and counts.of(term).lost:
-            raise UnsupportedError(
+            raise OpenCountError(
+                state.tensor,
                 f"what each step adds to {state.tensor!r} is computed from the size of a batch: ranks together add "
-                "more if it counts samples", *_hints(state.tensor),
-            )  # fmt: skip
+                "more if it counts samples",
+            )
         elif not reduction and not sized and _is_size(sizes, number):
-            raise UnsupportedError(
+            raise OpenCountError(
+                state.tensor,
                 f"each step adds {number:g} to {state.tensor!r}, which is the size of a batch"
                 f"{'' if _is_one_of(sizes, number) else ', less one'}: ranks together add more if it counts samples",
-                *_hints(state.tensor),
             )
         elif not reduction and not sized and (of := _share_of(sizes, number)):
             training.doubted[state.tensor] = (
@@ -99,10 +108,8 @@ def _moved(training: TrainingGraph) -> set[str]:
     return moved
 
 
-def _hints(name: str) -> tuple[str, ...]:
-    return (
-        f"if it does, let ranks add it up: --statistics {name}=sum; if not, say --statistics {name}=mean",
-    )  # fmt: skip
+def _hint(name: str) -> str:
+    return f"if it does, let ranks add it up: --statistics {name}=sum; if not, say --statistics {name}=mean"
 
 
 def _added_in_all(index: GraphIndex, state: State) -> float | None:
@@ -154,7 +161,8 @@ def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: _Sizes
 
 
 def _other_form(name: str, number: float, what: str) -> UnsupportedError:
-    return UnsupportedError(
+    return OpenCountError(
+        name,
         f"each step counts {name!r} on by {number:.6g}{what}, which is the size of a batch, or that less one, and not "
         "by a plain sum",
         f"add the size of an input (Shape) to {name}, and ranks add it up; if it counts no samples, say "
@@ -222,7 +230,8 @@ def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
         reader = next((state for state in training.states
                        if state.kind is not StateKind.STATISTIC and state.updated in behind), None)  # fmt: skip
         if reader is not None:
-            raise UnsupportedError(
+            raise OpenCountError(
+                name,
                 f"the update of {reader.tensor!r} reads the new value of {name!r}, which counts samples: each rank "
                 "has counted its own",
                 f"let the update read the old value, or say that {name} counts no samples: --statistics {name}=mean",

@@ -224,7 +224,7 @@ class ProofEntry:
         count = self.proven + len(self.open)
         what = f"{self.proven} of {count} new states, losses and metrics equal the source's for all values"
         what += f", on all ranks: {self.unwritten} were not written" if self.unwritten else ""
-        return f"proven: {what}" if not self.reason else f"unproven: {what if count else self.reason}"
+        return f"proven: {what}" if not self.reason else f"NOT proven: {self.reason}{f'; {what}' if count else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,9 @@ def _not_onnx(data: bytes, path: str) -> InputError:
     try:
         text = head.decode("utf-8") if len(head) == len(data) else head.decode("utf-8", "ignore")
         if all(char.isprintable() or char in "\n\r\t\f" for char in text):
-            return InputError("is a text file, not an ONNX model")
+            script = path.endswith(".py")
+            hints = [f"gopt export {show(path)} -o step.onnx makes a step of PyTorch code"] if script else []
+            return InputError("is a text file, not an ONNX model", *hints)
     except UnicodeDecodeError:
         pass
     if data[:1] == b"\x08":  # the tag of ir_version, which every exporter writes first

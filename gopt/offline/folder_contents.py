@@ -15,7 +15,7 @@ import onnx
 
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import StateKind
-from gopt.api import Source, load_stored_source, stored_roles
+from gopt.api import Source, alone, load_stored_source, stored_roles
 from gopt.api import load as load_source
 from gopt.artifact.checkpoint_index import (
     INDEX_FILE,
@@ -148,7 +148,7 @@ def step_at(path: str | os.PathLike[str]) -> Source:
     folder = Path(path)
     of_gopt = any((folder / name).is_file() for name in (INDEX_FILE, MANIFEST_FILE))
     if folder.is_file() or (not of_gopt and holds_step(folder)):
-        return load_source(folder)
+        return alone(lambda roles: load_source(folder, roles=roles))
     return kept_source(read_folder(path))
 
 

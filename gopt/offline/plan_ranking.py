@@ -49,7 +49,7 @@ def best(choices: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
         least = min(choices, key=lambda choice: choice.held)
         raise OptionError(
             f"nothing fits in {format_bytes(memory)} a rank: {least.settings} needs {format_bytes(least.held)}",
-            "take more ranks, or a smaller batch",
+            "take more ranks, a smaller batch, or another mesh: gopt plan MODEL --ranks N --memory SIZE weighs meshes",
         )
     return top
 

@@ -189,7 +189,7 @@ def load_values(
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
     record = TorchRecord.of(graph.metadata, os.fsdecode(model)) or NO_RECORD
-    training = api.find_roles(graph.twin(), Path(model).name)[0]
+    training = api.alone(lambda roles: api.find_roles(graph.twin(), Path(model).name, roles)[0])
     states = training.state_of()
     types = {name: graph.types[name] for name in (*states, *sorted(record.held & graph.initializers.keys()))}
     notes: list[str] = []

@@ -135,11 +135,14 @@ OPERATORS = (
     with_attributes(
         "LeakyRelu", BENT, zero=True, power=1, torch=lambda t, a, x: t.nn.functional.leaky_relu(x, a.get("alpha", 0.01))
     ),
-    unary("Log", CURVED, np.log, finite=False, torch="log"),
+    unary("Log", CURVED, np.log, finite=False, finite_above_zero=True, torch="log"),
     unary("Mish", CURVED, zero=True, torch="nn.functional.mish"),
     unary("Neg", LINEAR, np.negative, signs=(-1,), torch="neg"),
     unary("Not", NONE, np.logical_not, torch="logical_not"),
-    unary("Reciprocal", CURVED, lambda x: 1 / x, finite=False, power=-1, exponents=(-1,), torch="reciprocal"),
+    unary(
+        "Reciprocal", CURVED, lambda x: 1 / x, finite=False, finite_above_zero=True, power=-1, exponents=(-1,),
+        torch="reciprocal",
+    ),
     unary("Relu", BENT, lambda x: np.maximum(x, 0), zero=True, power=1, torch="relu"),
     unary("Round", STEP, np.round, zero=True, torch="round"),
     with_attributes(
@@ -153,7 +156,7 @@ OPERATORS = (
     unary("Sinh", CURVED, np.sinh, zero=True, torch="sinh"),
     unary("Softplus", CURVED, torch=lambda t, a, x: t.nn.functional.softplus(x, 1, 40)),
     unary("Softsign", CURVED, zero=True, torch="nn.functional.softsign"),
-    unary("Sqrt", CURVED, np.sqrt, finite=False, zero=True, power=0.5, torch="sqrt"),
+    unary("Sqrt", CURVED, np.sqrt, finite=False, finite_above_zero=True, zero=True, power=0.5, torch="sqrt"),
     with_attributes("Swish", CURVED, zero=True, torch=lambda t, a, x: x * t.sigmoid(a.get("alpha", 1.0) * x)),
     unary("Tan", CURVED, np.tan, finite=False, zero=True, torch="tan"),
     unary("Tanh", CURVED, np.tanh, zero=True, torch="tanh"),

@@ -62,7 +62,8 @@ class Operator:
     depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
     first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
-    none). ``finite``: a curved operator has a number, in real arithmetic, wherever the operands are numbers.
+    none). ``finite``: a curved operator has a number, in real arithmetic, wherever the operands are numbers;
+    ``finite_above_zero``: wherever these are numbers above zero.
     ``order``: the attribute naming the dimension of the operand for each dimension of the result. ``shape``: the
     operand that is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions.
     ``by_type``: operands read for a type or a shape, and no element. ``choosers``: operands read as indices or
@@ -86,6 +87,7 @@ class Operator:
     zero: bool = False
     total: bool = False
     finite: bool = False
+    finite_above_zero: bool = False
     order: str = ""
     shape: int | None = None
     lengths: tuple[int, ...] = ()

@@ -67,6 +67,20 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def hinted(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose refusals have hints in tracebacks, in words of Python."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*args, **named)
+        except GoptError as error:
+            error.spell(keyword_text)
+            raise
+
+    return call
+
+
 def unknown(name: str, names: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
     """The refusal of an unknown keyword, with the nearest keyword, or all. ``fields``: of the record with options ->
     the way to write an option."""

@@ -63,9 +63,17 @@ class ShardingInference:
     """A sweep over a program, which fills ``table``."""
 
     __slots__ = (
-        "_index", "_joined", "_members", "_placed_values", "_rows", "_symbols", "axes", "known", "program", "strict",
+        "_index",
+        "_joined",
+        "_members",
+        "_placed_values",
+        "_rows",
+        "axes",
+        "known",
+        "program",
+        "strict",
         "table",
-    )  # fmt: skip
+    )
 
     def __init__(self, program: SpmdProgram, strict: bool) -> None:
         self.program = program
@@ -74,8 +82,6 @@ class ShardingInference:
         self.axes, self.known = self.table.axes, self.table.known
         self._placed_values: set[str] = set()
         """Values of some members only, as in ``specialise``: sharded states, and results of nodes with a place."""
-        self._symbols: set[str] = set()
-        """Names of dimensions of inputs: all ranks have batches of one shape."""
         self._rows = {row: row for row in (self.table.equal, self.table.own)}
         """One object for equal placements: other tables go by the identities of these."""
         self._members: dict[Sharding, Placements | None] = {}
@@ -96,8 +102,6 @@ class ShardingInference:
         for accumulator in program.accumulators:
             self.table.note(accumulator.input, self.table.accumulator(accumulator))
         self._placed_values = {state.input for state in program.states if state.sharded}
-        shapes = [type.shape or () for type in program.training.graph.inputs.values()]
-        self._symbols = {size for shape in shapes for size in shape if isinstance(size, str)}
         live: set[int] | None = None
         for node in program.graph.nodes:
             try:
@@ -203,11 +207,9 @@ class ShardingInference:
         return shard
 
     def _shape(self, node: Node) -> None:
-        """The shape of a shard is each member's own, and so is a data-dependent shape; other shapes are equal."""
+        """Open shapes of members' own values, as of a shard, are each member's own; other shapes are equal."""
         type = self.program.graph.types.get(node.inputs[0])
-        static = type is not None and all(
-            isinstance(size, int) or size in self._symbols for size in ((None,) if type.shape is None else type.shape)
-        )
+        static = type is not None and type.static
         row: list[Placement] = []
         for axis, (operand,) in enumerate(self.table.operands(node.inputs, axis) for axis in range(len(self.axes))):
             if isinstance(place := self.table.place(node.sharding, axis), OnMember):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from gopt.analysis.counters import start_counters
 from gopt.analysis.look_through import declare_axes
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.roles import recover
+from gopt.analysis.sample_counters import OpenCountError
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.startup import why_unusable
 from gopt.analysis.stored_roles import with_stored_roles
@@ -30,6 +32,8 @@ from gopt.records.mesh import Mesh, axis_kinds
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.text.notebook import HtmlTable
+
+Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
@@ -125,6 +129,18 @@ def _note_startup(startup: Graph, training: TrainingGraph) -> None:
 def as_source(given: Source | str | os.PathLike[str]) -> Source:
     """A source as it is, or the file read."""
     return given if isinstance(given, Source) else load(given)
+
+
+def alone(find: Callable[[RoleMap], Found]) -> Found:
+    """Call ``find`` for a step that no ranks share: it is the same there whether states count samples or steps."""
+    answers: dict[str, str] = {}
+    while True:
+        try:
+            return find(RoleMap(statistics=answers))
+        except OpenCountError as error:
+            if error.state in answers:
+                raise
+            answers[error.state] = "mean"
 
 
 def find_roles(

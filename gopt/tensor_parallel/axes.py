@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from gopt.analysis.open_shapes import fix_sizes
 from gopt.analysis.training import State, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.records.mesh import EXPERT, TENSOR, TOKENS, Mesh
@@ -117,6 +118,7 @@ class _Planner:
             raise UnsupportedError(
                 f"no parameter can be split along {axis}: no two products follow one another with nothing between them "
                 "that needs whole values",
+                *self._fixed(),
                 f"use the ranks for data: --mesh dp={members} or shard={members}",
             )
         tokens = self._sequence(axis, members) if request.sequence else None
@@ -140,6 +142,7 @@ class _Planner:
             raise UnsupportedError(
                 f"no weights of experts are found to split along {axis}: no product has a dimension that it shares "
                 "with a weight and does not sum over",
+                *self._fixed(),
                 "name them: -O tensor-parallel.parameters='*.experts.*:expert@ep'",
                 f"use the ranks for data: --mesh dp={members} or shard={members}; or say that copies are meant: "
                 f"--axis {axis}=replica",
@@ -167,6 +170,7 @@ class _Planner:
             what = "tokens" if axis in TOKENS else "rows or columns of an image"
             raise UnsupportedError(
                 f"no input of the batch has {what} to divide among the {members} ranks along {axis}",
+                *(self._fixed() if axis in TOKENS else ()),
                 f"name one and its dimension: -O tensor-parallel.inputs='NAME:dim1@{axis}'",
             )
         choices = self._asked(axis, members, {})
@@ -181,6 +185,11 @@ class _Planner:
         count, kind = prod(map(self.mesh.size, axes)), "equal parts" if len(axes) > 1 else "parts"
         name = next((name for name in lengths if lengths[name] >= count), max(lengths, key=lengths.__getitem__))
         return f"the {lengths[name]} tokens of {show(name)} do not cut into {count} {kind} along {' and '.join(axes)}"
+
+    def _fixed(self) -> list[str]:
+        """Return the hint of a batch of an open size, if it has one: parts are found by sizes."""
+        inputs = {name: self.training.graph.inputs[name] for name in self.training.batch}
+        return [] if all(type.static for type in inputs.values()) else [fix_sizes(inputs)]
 
     def _outside(self, axis: str) -> int:
         """Return the number of parts into which outer axes shard the tokens before this axis does."""

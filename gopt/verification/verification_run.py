@@ -187,7 +187,7 @@ class VerificationRun:
         if isinstance(drawn, SampledBatches) and drawn.ignores:
             self.batches, why = (
                 drawn.plain(),
-                "as long as no label is one to ignore: ranks that ignore some weigh them apart",
+                "on batches without labels to ignore: ranks that ignore some weigh them apart",
             )
             batches = self.given(1)
             self.batches = drawn

@@ -20,7 +20,7 @@ from gopt import documents
 from gopt.artifact.checkpoint_index import CheckpointIndex
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.pass_facts import BucketFacts, OperatorFacts
-from gopt.artifact.report_record import Report
+from gopt.artifact.report_record import ProofEntry, Report
 from gopt.documents.records import from_document, is_optional, key_of, to_document
 from gopt.errors import GoptError
 from gopt.records.mesh import AxisKind
@@ -245,3 +245,9 @@ def test_a_value_that_stands_for_absence_is_left_out():
     document["synchronised"] = {"values": [], "constants": []}
     read = from_document(Manifest, documents.parse_json(json.dumps(document), documents.MANIFEST, "text"))
     assert read == made.manifest() and read.digest() == made.manifest().digest()
+
+
+def test_an_unfinished_proof_names_the_value():
+    entry = ProofEntry("unproven", 85, ("seen",), "statistic 'seen' is unproven", "")
+    assert entry.line().startswith("NOT proven: statistic 'seen' is unproven; 85 of 86 new states")
+    assert ProofEntry("unproven", 0, (), "no graph", "").line() == "NOT proven: no graph"

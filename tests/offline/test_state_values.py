@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES
+from helpers import FIXTURES, Builder, perceptron, sgd
 
 import gopt
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.errors import InputError, OptionError, RunError
+from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
 from gopt.offline.state_values import load_values, save_state_dict
@@ -163,3 +163,14 @@ def test_a_file_of_pytorch_needs_pytorch(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.pt").write_bytes(b"x")
     assert main(["load-state", str(MODEL), str(tmp_path / "a.pt"), "-o", str(tmp_path / "s.onnx")]) == 2
     assert "pip install 'gopt[torch]'" in capsys.readouterr().err
+
+
+def test_a_step_that_may_count_samples_needs_no_answer_where_no_ranks_share_it(tmp_path):
+    b = Builder()
+    sgd(b, perceptron(b, (3, 5, 2)))
+    b.output("seen_out", b.op("Add", b.state("seen", np.float32(3)), b.const(4.0)), ())
+    step = b.save(tmp_path / "step.onnx")
+    with pytest.raises(UnsupportedError, match="the size of a batch"):
+        gopt.load(step)
+    saved = save_state_dict(step, tmp_path / "out.safetensors", all_states=True)
+    assert load_values(step, tmp_path / "out.safetensors", tmp_path / "new.onnx").loaded == saved.tensors

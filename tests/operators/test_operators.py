@@ -253,6 +253,16 @@ def test_finite_operators_have_a_number_for_all_numbers(name):
             assert result.dtype.kind != "f" or np.isfinite(result).all()
 
 
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.finite_above_zero) - UNSEEN))
+def test_operators_finite_above_zero_have_a_number_for_all_numbers_there(name):
+    generator = np.random.default_rng(5)
+    numbers = np.array([1, 0.5, 30, 1e-30, 2.5], np.float32)
+    for probe in probes(name):
+        for _ in range(4):
+            result = probe.result({at: generator.choice(numbers, probe.inputs[at].shape) for at in probe.floats})
+            assert result.dtype.kind != "f" or np.isfinite(result).all()
+
+
 def of_one_curve(record: Operator) -> bool:
     return record.elementwise and record.slopes[:1] == (Slope.CURVED,) and record.slope(1) is Slope.NONE
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from helpers import source
+from helpers import Builder, perceptron, sgd, source
 
 import gopt
 from gopt.ir.load import load
@@ -56,3 +58,19 @@ def test_one_call_sends_them_to_the_others(tmp_path):
     (first,), (second,) = sent
     assert first.inputs and not second.inputs and first.outputs == second.outputs
     assert first.attributes["root"] == second.attributes["root"] == 0
+
+
+def test_batches_of_open_and_unequal_sizes_are_counted(tmp_path):
+    b = Builder()
+    sgd(b, perceptron(b, (3, 5, 2)))
+    rows = b.op("Squeeze", b.op("Shape", "x", start=0, end=1))
+    b.output("seen_out", b.op("Add", b.state("seen", np.int64(3)), rows), (), "int64")
+    model = b.model()
+    for info in model.graph.input:
+        if info.name in "xy":
+            info.type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(model, tmp_path / "step.onnx")
+    gopt.shard(gopt.load(tmp_path / "step.onnx"), 2).write(tmp_path / "ranks")
+    assert gopt.prove(tmp_path / "ranks").proven
+    batches = [{"x": np.ones((n, 3), "f4"), "y": np.ones((n, 2), "f4")} for n in (4, 7)]
+    assert gopt.run(tmp_path / "ranks", batches, 1).states["seen"] == 3 + 4 + 7

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
-from helpers import source
+from helpers import FIXTURES, source
 
+import gopt
 from gopt.errors import OptionError, UnsupportedError
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Shard
@@ -63,6 +65,18 @@ def test_a_dimension_that_does_not_share_out_over_two_axes():
 def test_nothing_to_split(name, mesh, error, words):
     with pytest.raises(error, match=words):
         asked(name, mesh)
+
+
+def test_nothing_to_split_in_a_batch_of_an_open_size(tmp_path):
+    model = onnx.load(FIXTURES / "gpt_adamw.onnx")
+    for info in model.graph.input:
+        if info.name in "xy":
+            info.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    onnx.save(model, tmp_path / "step.onnx")
+    with pytest.raises(UnsupportedError) as caught:
+        gopt.shard(gopt.load(tmp_path / "step.onnx"), "sp=2")
+    assert "make_dynamic_shape_fixed --dim_param n --dim_value" in caught.value.hints[0]
 
 
 @pytest.mark.parametrize(("parameters", "inputs"), [("fc1.weight:column@cp", ""), ("", "x:dim0@w")])

@@ -33,8 +33,7 @@ QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
 class TensorsForNumbers(TorchFunctionMode):
     """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, lists of lengths, and
-    distances of rows. ``item()``
-    returns the tensor itself.
+    distances of rows. ``item()`` returns the tensor itself, without its gradient.
 
     ``settings``: id of an input -> name and represented number. Code comparing an input with a number, such as
     ``weight_decay != 0``, gets the result for the number; ``fixed`` records the name.
@@ -48,7 +47,7 @@ class TensorsForNumbers(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is Tensor.item:  # a number of Python is of float64
-            number = args[0].reshape(()) if args[0].numel() == 1 else args[0]
+            number = args[0].detach().reshape(()) if args[0].numel() == 1 else args[0]
             return number.double() if number.is_floating_point() else number
         if function == _SET_DATA and args[0].shape == args[1].shape and args[0].dtype is args[1].dtype:
             with torch.no_grad():  # an assignment changes the memory of a tensor, which a traced one has not

@@ -12,6 +12,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
 from gopt.runtime.training.fitted_arrays import check_kind, class_of, sized
+from gopt.runtime.training.schedules import USABLE, usable
 from gopt.text.sanitize import listed
 
 Batch = Mapping[str, Any] | Sequence[Any]
@@ -45,8 +46,10 @@ def fitted_batch(
 
 
 def number(name: str, type: TensorType, value: Any, device: torch.device) -> torch.Tensor:
-    """The value of a hyper-parameter on the device. Raises OptionError for another thing than a number."""
+    """The value of a hyper-parameter on the device. Raises OptionError for another thing than a usable number."""
     dtype = torch_dtype(numpy_dtype(type.dtype))
+    if isinstance(value, int | float) and not usable(value):
+        raise OptionError(f"{name!r} is {value:g}", USABLE)
     try:
         return torch.as_tensor(value, dtype=dtype, device=device).detach().reshape(type.dims)
     except (TypeError, ValueError, RuntimeError):

@@ -29,6 +29,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.state_values import DCP_FILE, StepValues
+from gopt.options.types import hinted
 from gopt.runtime.execution_plan import plan_execution
 from gopt.runtime.executor import Executor, HeldInput, no_timing
 from gopt.runtime.pytorch.device import device_of_rank
@@ -50,6 +51,7 @@ PathText = str | PathLike[str]
 _OWN_PART = "yield the samples of this rank alone from it: torch.utils.data.get_worker_info, rank.number"
 
 
+@hinted
 def load(
     folder: PathText,
     *,
@@ -113,6 +115,7 @@ class Rank:
         """Batches of one step."""
         return self._rank.micro_steps
 
+    @hinted
     def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> Any:
         """A DistributedSampler over ranks with different data: ranks with equal batches get equal samples. Call
         ``set_epoch`` before each pass. Raises OptionError for a dataset without a length."""
@@ -124,6 +127,7 @@ class Rank:
 
     # --- steps ---
 
+    @hinted
     def step(self, batch: Batch, **hyper: Any) -> dict[str, torch.Tensor]:
         """Train one step; returns the losses and metrics of this rank's batch, on the device, without a wait.
 
@@ -193,6 +197,7 @@ class Rank:
 
     # --- checkpoints ---
 
+    @hinted
     def save(self, folder: PathText, *, keep: int = 2) -> Path:
         """Write a checkpoint of gopt, for ``gopt run --resume``, ``merge``, ``reshard`` and ``load``; returns its
         path. ``keep``: how many checkpoints stay in the folder. Raises RunError where it cannot be written."""
@@ -200,6 +205,7 @@ class Rank:
         self._comparison.check()
         return checkpoints.save_alone(self._engine, self.steps, self._rank.held, self._rank.to_host)
 
+    @hinted
     def load(self, folder: PathText, *, step: int | None = None) -> None:
         """Take the states of a checkpoint of gopt, the newest by default; any engine may have written it. Raises
         OptionError without a checkpoint."""
@@ -224,15 +230,18 @@ class Rank:
 
     # --- whole states ---
 
+    @hinted
     def full_states(self) -> dict[str, torch.Tensor]:
         """Every state of the source under its name, gathered from all ranks into host memory."""
         return {name: tensor_over(array.copy()) for name, array in self._gathered([*self._source_types]).items()}
 
+    @hinted
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The argument of ``module.load_state_dict`` of the exported module; of other steps parameters and statistics
         by their names."""
         return module_values(self._values())
 
+    @hinted
     def optimizer_state_dict(self) -> Any:
         """The argument of ``optimizer.load_state_dict``; a list where the step has several optimizers. Raises
         OptionError for a step not exported from PyTorch."""
@@ -257,6 +266,7 @@ class Rank:
     def _source(self) -> Any:
         return read_folder(self._rank.folder).graph
 
+    @hinted
     def save_dcp(self, folder: PathText) -> None:
         """Write a checkpoint of ``torch.distributed.checkpoint``: ``states`` by the names of the source, and ``steps``.
         Each rank writes the pieces of its own states; of states in common the first rank with them. Raises RunError
@@ -269,6 +279,7 @@ class Rank:
         with named("save_dcp"), _failing(f"cannot write checkpoint {folder}", RunError):
             dcp.save(content, checkpoint_id=fspath(folder), planner=PiecesSave())
 
+    @hinted
     def load_dcp(self, folder: PathText) -> None:
         """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh. Each rank reads the pieces of its
         states. Raises OptionError for a folder of this machine without such a checkpoint, InputError for another's."""
@@ -292,6 +303,7 @@ class Rank:
 
     # --- evaluation ---
 
+    @hinted
     def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The outputs of the model ``evaluation`` on a batch of this rank, with the present states. Raises OptionError
         without such a model."""

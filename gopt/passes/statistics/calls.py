@@ -133,7 +133,7 @@ class StatisticCalls:
     def _call(self, state: State, value: str, reduce: str) -> str:
         """The reduced value; one call for all statistics with the same reduction.
 
-        The size of a batch is the same on every rank: the sum is known without a call."""
+        A fixed size of a batch is the same on every rank: the sum is known without a call."""
         if not self.group:
             return value
         reduced = self.reduced.get((value, reduce))
@@ -152,7 +152,7 @@ class StatisticCalls:
         return reduced
 
     def _is_size(self, value: str) -> bool:
-        """Return whether a value is made of shapes and constants alone: of a batch of open size."""
+        """Return whether a value is made of fixed shapes and constants alone."""
 
         def following(name: str) -> Sequence[str]:
             node = self.producers.get(name)
@@ -162,7 +162,11 @@ class StatisticCalls:
             node = self.producers.get(name)
             if node is None and (name in self.graph.inputs or name not in self.graph.initializers):
                 return False
-            if node is None or node.is_in(SIZES):
+            if node is None:
+                continue
+            if node.is_in(SIZES):
+                if not self.graph.types[node.inputs[0]].static:
+                    return False  # each rank's batch has a size of its own
                 continue
             if node.captures or random(node):
                 return False

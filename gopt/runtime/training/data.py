@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,6 +86,7 @@ def open_data(
     Raises InputError for arrays that fit no input, OptionError for a missing function."""
     if isinstance(data, str) and on_disk(data):
         samples = read_samples(data, types, drawn.draws, order.axis)
+        drawn = replace(drawn, types={**drawn.types, **types})  # at the sizes of the run
         types = {name: type for name, type in types.items() if name in samples}
         for name, type in types.items():
             _check_samples(data, name, type, samples[name].type, order.axis)

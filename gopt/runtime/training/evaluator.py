@@ -15,6 +15,7 @@ import numpy as np
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_entries import InputKind
 from gopt.errors import InputError, OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
@@ -61,6 +62,12 @@ class Evaluator:
         metrics = _metrics(graph, str(plan.model))
         graph.outputs = {name: graph.outputs[name] for name in metrics}
         free = [name for name in graph.inputs if name not in states and name not in graph.initializers]
+        setting = next((entry.name for entry in manifest.inputs_of(InputKind.HYPER) if entry.name in free), None)
+        if setting is not None:
+            raise InputError(
+                f"{plan.model} reads {show(setting)}, as a step of training does",
+                "evaluate the forward alone: gopt export --eval and gopt merge --inference write it",
+            )
         fed, axis = {name: graph.inputs[name] for name in free}, manifest.samples_axis
         types, open_ = _batch_types(fed, samples, axis, str(plan.model))
         choice = None if plan.best is None else KeptChoice(_direction(plan.best, metrics), plan.patience)

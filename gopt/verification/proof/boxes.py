@@ -60,6 +60,8 @@ class Boxes(Movements):
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
         self._parts_of_rows: dict[int, Box | None] = {}
+        self._nearby: dict[Box, Sequence[Box]] = {}
+        """A part -> equal parts of other values of the source."""
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -357,20 +359,48 @@ class Boxes(Movements):
                 yield number, normal(inner, self._sizes(number) or ())
 
     def surroundings(self, number: int) -> Iterator[Box]:
-        """All values of the source around a part, in all possible shapes: the value under the part in front, then the
-        source's parts of the value, in any order, sums that are equal there, and rows of ranges with the part."""
+        """The values of the source around a part, in all possible shapes: the value under the part in front, then the
+        values around the value, step by step."""
         base, part = self._base(number), self._sizes(number) or ()
-        if base is None:
-            return
-        whole, selection = base
-        around = [base, *self._containing(whole, selection, self._sizes(whole) or ())]
-        around += self._equal_sums(whole, selection)
-        around += self._rows_around(whole, selection)
-        around = [box for box in around if any(runs is not None for runs in box[1])]
+        around = self._nearby.get(base, ()) if base is not None else ()
+        if base is not None and not around:
+            around = [box for box in self._around(base) if any(runs is not None for runs in box[1])]
+            self._nearby |= {base: around} if self.sealed else {}
         for box in around:
             yield from self._in_shape(*box, number).items()
         for box in around if 1 in part else ():
             yield from self._reshaped(*box, part)
+
+    def _around(self, base: Box) -> Iterable[Box]:
+        """A part, and equal parts of other values of the source: of the source's parts of the value, in any order, of
+        the value with borders, of equal sums, and of rows of ranges with the part."""
+        around, at = [base], 0
+        while at < min(len(around), CHOICES):
+            whole, selection = around[at]
+            around += self._containing(whole, selection, self._sizes(whole) or ())
+            around += self._containing_views(whole, selection)
+            around += self._padded(whole, selection)
+            around += self._equal_sums(whole, selection)
+            around += self._rows_around(whole, selection)
+            around, at = list(dict.fromkeys(around)), at + 1
+        return around
+
+    def _containing_views(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's parts of a value in other shapes around a selection."""
+        before = self._sizes(whole) or ()
+        for sizes in self._shapes_of(whole):
+            view = self.view(whole, sizes)
+            chosen = through(before, selection, sizes) if view in self.known else None
+            yield from self._containing(view, chosen, sizes) if chosen is not None else ()
+
+    def _padded(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's values with borders around a value."""
+        for number in self.readers(PADDED, whole):
+            ends, sizes = self.borders(number), self._sizes(whole) or ()
+            chosen = [joined((start + front, stop + front) for start, stop in runs or ((0, size),))
+                      for runs, size, (front, _) in zip(selection, sizes, ends)]  # fmt: skip
+            if ends and self.all[number].operands[0] == whole:
+                yield number, normal(chosen, self._sizes(number) or ())
 
     def _rows_around(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's rows of ranges that have a part of a value, in order."""
@@ -385,23 +415,25 @@ class Boxes(Movements):
         return any(op == PADDED for op, *_ in self.all[: self.of_ranks])
 
     @cached_property
-    def _sums_of_padded(self) -> dict[int, list[int]]:
-        """Padded value -> the sums in the source."""
+    def _sums_of(self) -> dict[int, list[int]]:
+        """Root of a term -> the sums in the source."""
         result: dict[int, list[int]] = {}
         for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
-            for operand in operands if op == LINEAR else ():
-                if self.all[operand].op == PADDED:
-                    result.setdefault(operand, []).append(number)
+            for root in map(self.root, operands) if op == LINEAR else ():
+                result.setdefault(root, []).append(number)
         return result
 
     def _equal_sums(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's sums of the terms of a value and of terms that are zero where selected."""
-        terms = dict(self.terms(whole)) if self.sealed else {}
-        rows = (self._sums_of_padded[atom] for atom in terms if atom in self._sums_of_padded)
-        row = min(rows, key=len, default=[])
+        terms, shape = dict(self.terms(whole)) if self.sealed and self.pads else {}, self.shape(whole)
+        rows = (self._sums_of.get(self.root(atom), ()) for atom in terms)
+        row = min(filter(None, rows), key=len, default=())
         for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
-            more = dict(self.terms(number))
-            fits = number != whole and self.shape(number) == self.shape(whole) and terms.items() <= more.items()
+            if number == self.root(whole) or self.elements(number) != self.elements(whole):
+                continue
+            summed = self.view(number, shape)
+            more = dict(self.terms(summed))
+            fits = terms.items() <= more.items()
             rest = more.keys() - terms.keys() if fits else ()  # the selection is of this shape
-            if fits and all(self.shape(atom) == self.shape(whole) and are_zero(self, atom, selection) for atom in rest):
-                yield number, selection
+            if fits and all(self.shape(atom) == shape and are_zero(self, atom, selection) for atom in rest):
+                yield summed, selection

@@ -37,6 +37,8 @@ class ConstantTable:
         """Type -> gradients of a batch, and of some batches, that ranks round to the type in front of calls."""
         self.roundings: Counter[str] = Counter()
         """Node -> number of rounded values: of widened halves for a half of the source, and of gradients."""
+        self.widened = False
+        """Whether a node is read on values around parts now: the parts may be around these values."""
         self._stored: dict[Hashable, tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:

@@ -167,13 +167,16 @@ class JoinedTerms(Totals):
     def _of_parts(self, summed: _Summed, parts: tuple[Part, ...]) -> int:
         """The term with some parts of a sum; with the whole sum for no parts."""
         number, core, spans, shape, beside, after = summed
-        if parts:
-            inner = self._number(PARTED, (core, parts), (number,), self.shape(number))
-        else:
-            op, _, operands, _ = self.all[number]
-            inner = self.whole_total(operands[0]) if op == TOTAL else number
+        op, _, operands, _ = self.all[number]
+        inner = self.whole_total(operands[0]) if op == TOTAL and not parts else number
+        for part in parts:
+            inner = self.parted(inner, core, *part)
         inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
         return self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
+
+    def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+        """An expression with only some of the terms of the sum ``core``: positions ``runs`` of ``size``."""
+        raise NotImplementedError
 
     def _spans(self, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """The only value in a flat value, and the ranges; any other value under a view, without ranges."""

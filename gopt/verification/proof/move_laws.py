@@ -263,6 +263,12 @@ def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays,
     return expressions.flat([*front, *expressions.pieces(operands[0]), *behind])
 
 
+def unpadded(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:
+    """The operand of a Pad of nothing, where the operand is no part of a padded value."""
+    amounts = reader.table.array(operands[1]) if node.op_type == PADDED and len(operands) > 1 else None
+    return None if amounts is None or amounts.any() else [operands[0]]
+
+
 def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     if arrays[0] is None:
         return None

@@ -193,6 +193,8 @@ class Movements(MemberReductions):
         self._stretches: dict[int, Stretches] = {}
         self._moved: dict[Hashable, list[int]] = {}
         """The movements of the source, by shape and ends."""
+        self.zeros: dict[tuple[int, Selection], bool] = {}
+        """Selected elements of expressions -> whether laws say that they are zero."""
 
     def _sizes(self, number: int) -> Sizes | None:
         shape = self.shape(number)

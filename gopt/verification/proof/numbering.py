@@ -51,6 +51,8 @@ _FINITE = frozenset({
 }) | names(lambda record: record.finite or (record.slopes and max(record.slopes) < Slope.CURVED))  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
 count that is kept from zero is one, and so is any whole number."""
+_APART_FROM_ZERO = names(lambda record: record.finite_above_zero) | {INVERSE}
+"""Forms and operators whose results are numbers for numbers above zero, and for counts kept from zero."""
 _SAME_ELEMENTS = frozenset({VIEW, FLAT, TAKE})
 """Forms of the elements of a value in a shape or a row."""
 FEW = 4
@@ -93,6 +95,7 @@ class Numbering:
         self.read: dict[tuple[Hashable, tuple[int, ...]], list[int]] = {}
         """A node of any file, and its operands -> its results."""
         self.forms: dict[Hashable, int] = {}
+        self.signs: dict[int, int] = {}
         self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
         """The form of a group of elementwise nodes, and the operands -> the results."""
         self.leaf("one", (), ())
@@ -101,7 +104,7 @@ class Numbering:
         self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape, of: Sequence[int] = ()
     ) -> int:
         """The number of an expression; ``of``: fewer expressions with the facts of all operands."""
-        never_zero = op == INVERSE and self._never_zero(operands[0])  # numbers expressions of its own
+        apart = op in _APART_FROM_ZERO and self._has_number(op, operands[0])  # numbers expressions of its own
         kind = _LongExpression if len(operands) > FEW else Expression
         expression = tuple.__new__(kind, (op, attributes, operands, shape))
         number = self._numbers.setdefault(expression, len(self.all))
@@ -114,7 +117,7 @@ class Numbering:
                     axes = row if not axes else axes | row
             self.varies.append(axes)
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
-            finite = (never_zero or op in _FINITE) and all(map(self.finite.__getitem__, of))
+            finite = (apart or op in _FINITE) and all(map(self.finite.__getitem__, of))
             self.finite.append(whole or finite)
             count = elements(shape)
             self._counts.append(count)
@@ -131,8 +134,8 @@ class Numbering:
             self._traits.append(traits)
         return number
 
-    def _never_zero(self, number: int) -> bool:
-        """Return whether an expression is a number, or a multiple of a count that is kept from zero."""
+    def _has_number(self, op: str, operand: int) -> bool:
+        """Return whether a quotient by a number, or the root or logarithm of a number, is a number."""
         raise NotImplementedError
 
     def _are_single(self, numbers: Sequence[int]) -> bool:

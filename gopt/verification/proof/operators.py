@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, PARTS, RESHAPES, R
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.boxes import Box
+from gopt.verification.proof.boxes import CHOICES, Box
 from gopt.verification.proof.constants import Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.forms import (
@@ -101,7 +102,9 @@ class NodeReader:
             results = self._by_law(node, operands, shapes)
         if results is None:
             results = window_laws.results(self, node, operands, shapes)
-        return self._of_parts(node, operands, shapes) if results is None else results
+        if results is None:
+            results = self._of_parts(node, operands, shapes)
+        return move_laws.unpadded(self, node, operands) if results is None else results
 
     def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results of an operator with a law."""
@@ -149,14 +152,33 @@ class NodeReader:
         use = self.use(node, operands, shapes)
         if use is None:
             return None
-        factors, fallback = list(record.dims(use)), None
-        for chosen in self._choices(operands, boxes):
-            for wholes in self._wholes(node, operands, chosen):
-                results = self._of_factors(node, operands, chosen, wholes, record.dims, factors, shapes)
-                if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
-                    return results
-                fallback = fallback or (results if chosen is boxes else None)
-        return fallback
+        dims, factors = record.dims, list(record.dims(use))
+
+        def of_choices(choices: Iterable[Sequence[Box | None]]) -> list[int] | None:
+            """The first results that are parts of the source's; else those of ``boxes``."""
+            fallback = None
+            for chosen in choices:
+                parts = [operand if box is None else self.expressions.take(*box)
+                         for operand, box in zip(operands, chosen)]  # fmt: skip
+                for wholes in self._wholes(node, operands, chosen):
+                    results = self._of_factors(node, parts, chosen, wholes, dims, factors, shapes)
+                    if results is not None and self._in_source(results):
+                        return results
+                    fallback = fallback or (results if chosen is boxes else None)
+            return fallback
+
+        results = of_choices(self._choices(operands, boxes))
+        if self.table.widened or (results is not None and self._in_source(results)):
+            return results
+        self.table.widened = True
+        try:
+            around = of_choices(self._choices_around(operands, boxes))
+        finally:
+            self.table.widened = False
+        return results if around is None else around
+
+    def _in_source(self, numbers: Sequence[int]) -> bool:
+        return all(self.core(number) < self.expressions.of_ranks for number in numbers)
 
     def part_in_source(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result for parts as a part of an expression of the source; None for any other result."""
@@ -180,6 +202,12 @@ class NodeReader:
             for reshaped in (*self.expressions.boxes(operand), *self.expressions.raw(operand).items()):
                 if reshaped != box:
                     yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
+
+    def _choices_around(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
+        """Boxes in which one is of a value of the source around a part."""
+        for slot, operand in enumerate(operands):
+            for around in dict.fromkeys(islice(self.expressions.surroundings(operand), CHOICES)):
+                yield [*boxes[:slot], around, *boxes[slot + 1 :]]
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
         """Possible whole operands for a node on parts: of the parts, or of a node of the source."""

@@ -6,12 +6,13 @@ whole operands with the terms at some positions alone."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeAlias, cast
 
 from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.elementwise_boxes import ElementwiseBoxes
 from gopt.verification.proof.forms import (
+    CONCAT,
     EXTREME_PART,
     FLAT,
     LINEAR,
@@ -95,19 +96,44 @@ class PartialSums(ElementwiseBoxes):
         return super().take(number, selection)
 
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
-        if self.sealed and len(numbers) > 1 and any(self.uniform(number) == 0 for number in numbers):
-            numbers = self._zeros_of_whole(numbers, axis)
-        return super().concatenated(numbers, axis)
+        plain, result = super().concatenated, None
+        for row in (
+            islice(self._with_zeros_of_wholes(numbers, axis), CHOICES) if self.sealed and len(numbers) > 1 else ()
+        ):
+            joined_row = plain(row, axis)
+            result = joined_row if result is None or self.in_source(joined_row) else result
+            if self.in_source(result):
+                break
+        return plain(numbers, axis) if result is None else result
 
-    def _zeros_of_whole(self, numbers: Sequence[int], axis: int) -> Sequence[int]:
-        """Values in a row, where zeros are the elements of a whole value beside a part of the whole."""
-        raws = (next(iter(self.raw(number).items()), None) for number in numbers)
-        parts = [(at, box) for at, box in enumerate(raws) if box is not None]
-        sums = (part for part in parts if self._core(part[1][0]) in self.reaches)
-        lead, (whole, selection) = next(sums, next(iter(parts), (-1, (0, ()))))
+    def _with_zeros_of_wholes(self, numbers: Sequence[int], axis: int) -> Iterator[Sequence[int]]:
+        """Values in a row, where zeros are the elements of a whole value around a part in the row; those of the most
+        likely whole value first."""
+        row = [part for number in numbers for part in self._in_row_along(number, axis)]
+        if all(self.uniform(number) != 0 for number in row):
+            return
+        raw = [(at, *box) for at, number in enumerate(row) for box in self.raw(number).items() if axis < len(box[1])]
+
+        def order(part: tuple[int, int, Selection]) -> tuple[bool, bool]:
+            """Sums with rules in front, then parts of the dimension."""
+            return self._core(part[1]) not in self.reaches, part[2][axis] is None
+
+        around = ((at, *box) for at, number in enumerate(row) for box in self.surroundings(number))
+        visited = set[tuple[int, ...]]()
+        for at, whole, selection in chain(sorted(raw, key=order), around):
+            numbers = tuple(self._with_zeros(row, axis, at, whole, selection) if axis < len(selection) else row)
+            if numbers not in visited:
+                visited.add(numbers)
+                yield numbers
+
+    def _in_row_along(self, number: int, axis: int) -> Sequence[int]:
+        """The values of a rank's row."""
+        op, along_axis, operands, _ = self.all[number]
+        return operands if op == CONCAT and along_axis == axis and number >= self.of_ranks else [number]
+
+    def _with_zeros(self, numbers: Sequence[int], axis: int, lead: int, whole: int, selection: Selection) -> list[int]:
+        """Values in a row, where zeros are the elements of a whole value beside the part ``lead`` of the whole."""
         sizes = self._sizes(whole) or ()
-        if lead < 0 or axis >= len(selection):
-            return numbers
         lengths = [(self._sizes(number) or ())[axis] for number in numbers]
         front = selection[axis] or ((0, sizes[axis]),)
         at = front[0][0] - sum(lengths[:lead])
@@ -329,7 +355,7 @@ class PartialSums(ElementwiseBoxes):
         if sizes is None:
             raise UnknownSize("a sum of unknown size")
         if len(set(axes)) == len(sizes):
-            return self.total(number, (1,) * len(sizes))
+            return self._sum_of_all(number, (1,) * len(sizes))
         nearby = self.box(number) or (number, (None,) * len(sizes))
         nearest = self._sum_of_part(number, *nearby, axes, sizes)
         if not self.sealed or self.in_source(nearest):
@@ -337,6 +363,15 @@ class PartialSums(ElementwiseBoxes):
         boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
         results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != nearby)
         return next(filter(self.in_source, results), nearest)
+
+    def _sum_of_all(self, number: int, shape: Sizes) -> int:
+        """The sum of all elements of a part, as of a value of the source around the part if there."""
+        result = self.total(number, shape)
+        if not self.sealed or not self.raw(number) or self.in_source(result):
+            return result
+        boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
+        results = (self.total(self.take(*box), shape) for box in boxes)
+        return next(filter(self.in_source, results), result)
 
     def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:
         """The sum of a part of a whole value."""

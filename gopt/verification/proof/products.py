@@ -22,6 +22,7 @@ from gopt.verification.proof.forms import (
     elements,
 )
 from gopt.verification.proof.numbering import NOWHERE
+from gopt.verification.proof.signs import ABOVE, sign
 from gopt.verification.proof.stored_values import StoredValues
 
 
@@ -140,7 +141,13 @@ class Products(StoredValues):
     # --- counts ---
 
     def _never_zero(self, number: int) -> bool:
-        """Return whether an expression is a number, or a multiple of a count that is kept from zero."""
+        """Return whether an expression is a number, a multiple of a count that is kept from zero, or above zero."""
+        return self._is_count(number) or sign(self, number) == ABOVE
+
+    def _has_number(self, op: str, operand: int) -> bool:
+        return self._never_zero(operand) if op == INVERSE else sign(self, operand) == ABOVE
+
+    def _is_count(self, number: int) -> bool:
         return self.all[self.bare(number)].op in ("one", COUNTED)
 
     def _cancel_counts(self, factors: dict[int, int]) -> None:
@@ -167,6 +174,6 @@ class Products(StoredValues):
         """An expression without the coefficient, and without the counts that divide it."""
         bare = self.bare(number)
         divisors = [factor for factor, _ in self.factors(bare) if self.all[factor].op == INVERSE]
-        counts = [factor for factor in divisors if self._never_zero(self.all[factor].operands[0])]
+        counts = [factor for factor in divisors if self._is_count(self.all[factor].operands[0])]
         rest = [pair for pair in self.factors(bare) if pair[0] not in counts]
         return self.bare(self.product(*zip(*rest))) if counts and rest else bare

@@ -7,22 +7,31 @@ from typing import cast
 
 from gopt.verification.proof.forms import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
 from gopt.verification.proof.movements import PADDED, Movements
-from gopt.verification.proof.selections import Selection, Sizes, inside, replaced, through
+from gopt.verification.proof.selections import Runs, Selection, Sizes, inside, joined, replaced, through
 
 MATRICES = "MatMul"
-DEPTH = 16
+DEPTH = 64
 """Operators behind one another up to which zeros are followed."""
 
 
 def are_zero(expressions: Movements, number: int, selection: Selection, depth: int = DEPTH) -> bool:
     """Return whether the selected elements of an expression are zero, as far as laws say so."""
+    key = number, selection
+    if key not in expressions.zeros:
+        expressions.zeros[key] = _are_zero(expressions, number, selection, depth)
+    return expressions.zeros[key]
+
+
+def _are_zero(expressions: Movements, number: int, selection: Selection, depth: int) -> bool:
     op, _, operands, shape = expressions.all[number]
     if expressions.uniform(number) == 0:
         return True
     if not depth or not operands or not isinstance(shape, tuple) or all(runs is None for runs in selection):
         return False
     if op == PADDED:
-        return any(_in_border(selection, dim, ends) for dim, ends in enumerate(expressions.borders(number, 0)))
+        ends = expressions.borders(number, 0)
+        between = tuple(_between(runs, *row) for runs, row in zip(selection, ends))
+        return bool(ends) and (() in between or are_zero(expressions, operands[0], between, depth - 1))
     rows = _behind(expressions, number, selection)
     if op in _FACTORS:  # zeros and numbers
         open = [operand for operand in operands if not expressions.finite[operand]]
@@ -40,10 +49,10 @@ def are_matrices(expressions: Movements, operands: Sequence[int]) -> bool:
     return all(len(expressions.shape(operand) or ()) > 1 for operand in operands)
 
 
-def _in_border(selection: Selection, dim: int, ends: tuple[int, int]) -> bool:
-    """Return whether selected positions of a dimension are all in front of, or behind, the padded value."""
-    runs = selection[dim]
-    return runs is not None and all(stop <= ends[0] or start >= ends[1] for start, stop in runs)
+def _between(runs: Runs | None, start: int, stop: int) -> Runs | None:
+    """The positions of the padded value among selected positions of a dimension."""
+    return runs and joined((max(low, start) - start, min(high, stop) - start) for low, high in runs
+                           if low < stop and high > start)  # fmt: skip
 
 
 def _behind(expressions: Movements, number: int, selection: Selection) -> Iterator[tuple[int, Selection]]:

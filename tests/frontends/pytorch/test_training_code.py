@@ -47,6 +47,14 @@ def test_adam_at_a_rate_of_zero_leaves_what_has_no_gradient(tmp_path):
     assert export((table, F.cross_entropy, optimizer, given, warm_up), tmp_path / "step.onnx").checked
 
 
+def test_a_number_of_python_has_no_gradient(tmp_path):
+    def weighed(module, given):
+        out = module(given["x"])
+        return F.cross_entropy(out, given["y"]) * (1.0 + out.square().mean().item())
+
+    assert export(step(weighed), tmp_path / "step.onnx").checked
+
+
 def test_weights_with_a_norm_of_their_own(tmp_path):
     norm = parametrizations.weight_norm
     layers = nn.Sequential(norm(nn.Conv1d(3, 4, 3)), nn.GELU(), norm(nn.Conv1d(4, 2, 3, groups=2), dim=1))

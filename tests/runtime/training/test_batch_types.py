@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gopt.cli.main import main
+from helpers import edit_manifest
 from written_steps import NET, Written, saved, sgd
 
 import gopt
@@ -50,6 +52,18 @@ def test_an_open_batch_of_a_size_is_a_fixed_one_of_it(symbols: tuple[str, str], 
     step = ranks(tmp_path / "open", *symbols)
     assert gopt.run(step, data, 4, settings=LR, shuffle=1, batch_size=4).losses == fixed
     assert steps_of_epochs(Job(folder=step, data=str(data), steps=1, batch_size=4), 4) == 7
+
+
+def inputs_of(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in manifest["common"]["inputs"]}
+
+
+def test_drawn_inputs_have_as_many_samples(data: Path, tmp_path: Path) -> None:
+    step = ranks(tmp_path / "open", "n", "n")
+    edit_manifest(step, lambda manifest: inputs_of(manifest)["x"].update(draw={"distribution": "normal"}))
+    np.savez(tmp_path / "y.npz", y=np.ones((12, 2), "f4"))
+    found = gopt.run(step, tmp_path / "y.npz", 2, settings=LR, batch_size=3)
+    assert [each.samples for each in found.steps] == [6, 6]
 
 
 def test_a_function_yields_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,12 @@ def test_a_model_that_is_not_the_steps_is_refused_by_name(change, said, tmp_path
         gopt.run(sharded(tmp_path), arrays(48, 0), 2, **given)
 
 
+def test_a_step_of_training_is_no_evaluation(tmp_path):
+    given = options(tmp_path) | {"eval": step_of(tmp_path)}
+    with pytest.raises(InputError, match="reads 'lr', as a step of training does"):
+        gopt.run(sharded(tmp_path), arrays(48, 0), 2, **given)
+
+
 def test_requests_that_cannot_be(tmp_path):
     folder, given = sharded(tmp_path), options(tmp_path)
     for changes, said in (

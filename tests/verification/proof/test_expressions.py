@@ -437,11 +437,13 @@ def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():
     assert moved != e.reduced(e.product([x, apart, alike], [1, 1, 1]), ["dp", "shard"], "sum")
 
 
+@pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("power", [-1, 1])
-def test_parts_of_a_sum_beside_factors_that_are_made_of_the_sum_are_the_sum(power):
+def test_parts_of_a_sum_beside_factors_that_are_made_of_the_sum_are_the_sum(power, positive):
     """The sum of a softmax: all terms are divided by the sum of all, and ranks add up their own."""
     e = Expressions({})
-    x, y = e.exp(e.leaf("state", "x", (4, 6))), e.leaf("state", "y", (4, 1))
+    x, y = e.leaf("state", "x", (4, 6)), e.leaf("state", "y", (4, 1))
+    x = e.exp(x) if positive else x
     shares = e.product([x, e.summed(x, (1,)), y], [1, power, 1])
     whole = e.summed(shares, (1,))
     e.seal()
@@ -454,7 +456,7 @@ def test_parts_of_a_sum_beside_factors_that_are_made_of_the_sum_are_the_sum(powe
     assert some((0, 2), (3, 6)) != whole != some((0, 2), (2, 6), (2, 6))
     assert e.elementwise(e.added, [some((0, 4)), some((2, 6))]) != whole
     rest = e.elementwise(lambda pair: e.added(pair, (1, -1)), [some((0, 4)), some((2, 4))])
-    assert (rest == some((0, 2))) == (power == 1), "0 / 0 does not vanish"
+    assert (rest == some((0, 2))) == (power == 1 or positive), "0 / 0 does not vanish"
     own = e.product([e.summed(e.take(x, (None, ((0, 2),))), (1,)), e.summed(x, (1,)), y], [1, power, 1])
     assert own == some((0, 2))
     other = e.product([e.summed(e.take(x, (None, ((0, 2),))), (1,)), e.summed(e.take(x, (None, ((0, 2),))), (1,)), y],
