@@ -1,4 +1,4 @@
-"""Operands whose ranks and sizes contradict an operator's definition where onnx's shape inference says nothing."""
+"""Operands with ranks and sizes against the definition of an operator, also where onnx's shape inference is silent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 from gopt.operators.table import OPERATORS
 
 Sizes: TypeAlias = tuple[Any, ...]
-"""A shape; a size that is no integer is unknown."""
+"""A shape; an unknown size is no integer."""
 Shapes: TypeAlias = Sequence[Sizes | None]
 """The shapes of operands; None for an absent or an unknown one."""
 SINGLE = frozenset({"OneHot", "Range", "Trilu", "CumSum", "STFT", "SplitToSequence", "SequenceAt", "SequenceInsert",
                     "SequenceErase", "Unsqueeze", "BlackmanWindow", "HammingWindow", "HannWindow"})  # fmt: skip
 """Operators set up by single numbers."""
 ROWS = {
-    name: tuple(place for place in (record.shape, *record.lengths, *record.settings) if place is not None)
+    name: tuple(slot for slot in (record.shape, *record.lengths, *record.settings) if slot is not None)
     for name, record in OPERATORS.items()
     if name not in SINGLE
 }
@@ -23,24 +23,24 @@ ROWS = {
 
 
 def misfit(op_type: str, attributes: Mapping[str, Any], shapes: Shapes) -> str:
-    """Say which shapes of operands contradict the operator; '' where they fit."""
+    """The shapes of operands in contradiction to the operator; '' if all fit."""
     rule, rank = RULES.get(op_type), len(shapes[0] or ()) if shapes else 0
     open_sizes = rule in SIZED and not all(isinstance(size, int) for shape in shapes for size in shape or ())
     due = None if open_sizes or None in shapes[:2] else rule
     axes = attributes.get("axes", ()) if op_type != "Unsqueeze" and shapes[:1] != [None] else ()
-    rows = (len(shapes[place] or ()) == 1 for place in ROWS.get(op_type, ()) if _has(shapes, place))
+    rows = (len(shapes[slot] or ()) == 1 for slot in ROWS.get(op_type, ()) if _has(shapes, slot))
     if all(-rank <= axis < rank for axis in axes) and all(rows) and (due is None or due(attributes, shapes)):
         return ""
     return f"their shapes are {', '.join(str(list(shape)) for shape in shapes if shape is not None)}"
 
 
-def _has(shapes: Shapes, place: int) -> bool:
-    return place < len(shapes) and shapes[place] is not None
+def _has(shapes: Shapes, slot: int) -> bool:
+    return slot < len(shapes) and shapes[slot] is not None
 
 
-def _dims(shapes: Shapes, place: int) -> Sizes:
+def _dims(shapes: Shapes, slot: int) -> Sizes:
     """The shape of an operand; () for an absent one."""
-    return (shapes[place] or ()) if place < len(shapes) else ()
+    return (shapes[slot] or ()) if slot < len(shapes) else ()
 
 
 def _alike(one: Sizes, two: Sizes) -> bool:
@@ -49,13 +49,13 @@ def _alike(one: Sizes, two: Sizes) -> bool:
     return len(one) == len(two) and all(left == right for left, right in sizes)
 
 
-def _are(shapes: Shapes, places: Sequence[int], due: Sizes) -> bool:
-    return all(_alike(_dims(shapes, place), due) for place in places if _has(shapes, place))
+def _are(shapes: Shapes, slots: Sequence[int], due: Sizes) -> bool:
+    return all(_alike(_dims(shapes, slot), due) for slot in slots if _has(shapes, slot))
 
 
-def _spread(shapes: Shapes, places: Sequence[int], whole: Sizes) -> bool:
+def _spread(shapes: Shapes, slots: Sequence[int], whole: Sizes) -> bool:
     """Return whether operands broadcast to a shape."""
-    parts = [_dims(shapes, place) for place in places if _has(shapes, place)]
+    parts = [_dims(shapes, slot) for slot in slots if _has(shapes, slot)]
     pairs = [pair for part in parts for pair in zip(part[::-1], whole[::-1])]
     return all(len(part) <= len(whole) for part in parts) and all(one in (1, size) for one, size in pairs)
 
@@ -66,12 +66,12 @@ def _transposed(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
 
 
 def _sliced(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
-    counts = {_dims(shapes, place) for place in range(1, 5) if _has(shapes, place)}
+    counts = {_dims(shapes, slot) for slot in range(1, 5) if _has(shapes, slot)}
     return len(counts) < 2 and (_has(shapes, 3) or all(count <= len(_dims(shapes, 0)) for (count,) in counts))
 
 
 def _along_axes(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
-    """A row, or a number, as runtimes take it."""
+    """A row, or a number as well, as in runtimes."""
     return len(_dims(shapes, 1)) < 2
 
 
@@ -86,10 +86,10 @@ def _by_tuples(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
     data, indices, batch = _dims(shapes, 0), _dims(shapes, 1), attributes.get("batch_dims", 0)
     if not data or not indices or not _alike(indices[:batch], data[:batch]):
         return False
-    *places, count = indices
+    *front, count = indices
     if not isinstance(count, int):
         return True
-    return count <= len(data) - batch and _are(shapes, (2,), (*places, *data[count:]))
+    return count <= len(data) - batch and _are(shapes, (2,), (*front, *data[count:]))
 
 
 def _multiplied(attributes: Mapping[str, Any], shapes: Shapes) -> bool:

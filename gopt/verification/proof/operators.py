@@ -309,7 +309,7 @@ class NodeReader:
         )  # fmt: skip
 
     def misfit(self, node: Node, operands: Sequence[int | None]) -> str:
-        """Which shapes of operands contradict the operator; '' where they fit."""
+        """The shapes of operands in contradiction to the operator; '' if all fit."""
         shapes = [number if number is None else self.expressions.shape(number) for number in operands]
         return misfit(node.op_type, node.attributes, shapes) if node.domain in ("", "ai.onnx") else ""
 
