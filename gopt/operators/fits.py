@@ -45,8 +45,8 @@ def _dims(shapes: Shapes, slot: int) -> Sizes:
 
 def _alike(one: Sizes, two: Sizes) -> bool:
     """Return whether two shapes may be equal."""
-    sizes = [(left, right) for left, right in zip(one, two) if isinstance(left, int) and isinstance(right, int)]
-    return len(one) == len(two) and all(left == right for left, right in sizes)
+    sizes = [(front, back) for front, back in zip(one, two) if isinstance(front, int) and isinstance(back, int)]
+    return len(one) == len(two) and all(front == back for front, back in sizes)
 
 
 def _are(shapes: Shapes, slots: Sequence[int], due: Sizes) -> bool:
@@ -86,16 +86,16 @@ def _by_tuples(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
     data, indices, batch = _dims(shapes, 0), _dims(shapes, 1), attributes.get("batch_dims", 0)
     if not data or not indices or not _alike(indices[:batch], data[:batch]):
         return False
-    *front, count = indices
+    *lead, count = indices
     if not isinstance(count, int):
         return True
-    return count <= len(data) - batch and _are(shapes, (2,), (*front, *data[count:]))
+    return count <= len(data) - batch and _are(shapes, (2,), (*lead, *data[count:]))
 
 
 def _multiplied(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
-    left, right = _dims(shapes, 0), _dims(shapes, 1)
+    front, back = _dims(shapes, 0), _dims(shapes, 1)
     rows, columns = (bool(attributes.get(name, 0)) for name in ("transA", "transB"))
-    return len(left) == len(right) == 2 and _spread(shapes, (2,), (left[rows], right[not columns]))
+    return len(front) == len(back) == 2 and _spread(shapes, (2,), (front[rows], back[not columns]))
 
 
 def _convolved(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
