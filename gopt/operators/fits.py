@@ -14,6 +14,8 @@ Shapes: TypeAlias = Sequence[Sizes | None]
 SINGLE = frozenset({"OneHot", "Range", "Trilu", "CumSum", "STFT", "SplitToSequence", "SequenceAt", "SequenceInsert",
                     "SequenceErase", "Unsqueeze", "BlackmanWindow", "HammingWindow", "HannWindow"})  # fmt: skip
 """Operators set up by single numbers."""
+FREE_AXIS = frozenset({"Flatten", "OneHot", "QuantizeLinear", "DequantizeLinear", "ConcatFromSequence"})
+"""Operators with an ``axis`` that may be no dimension of the first operand."""
 ROWS = {
     name: tuple(slot for slot in (record.shape, *record.lengths, *record.settings) if slot is not None)
     for name, record in OPERATORS.items()
@@ -27,9 +29,11 @@ def misfit(op_type: str, attributes: Mapping[str, Any], shapes: Shapes) -> str:
     rule, rank = RULES.get(op_type), len(shapes[0] or ()) if shapes else 0
     open_sizes = rule in SIZED and not all(isinstance(size, int) for shape in shapes for size in shape or ())
     due = None if open_sizes or None in shapes[:2] else rule
-    axes = attributes.get("axes", ()) if op_type != "Unsqueeze" and shapes[:1] != [None] else ()
+    axes = attributes.get("axes", ()) if op_type != "Unsqueeze" else ()
+    axes = (*axes, *([attributes["axis"]] if "axis" in attributes and op_type not in FREE_AXIS else ()))
+    inside = not rank or all(-rank <= axis < rank for axis in axes)
     rows = (len(shapes[slot] or ()) == 1 for slot in ROWS.get(op_type, ()) if _has(shapes, slot))
-    if all(-rank <= axis < rank for axis in axes) and all(rows) and (due is None or due(attributes, shapes)):
+    if inside and all(rows) and (due is None or due(attributes, shapes)):
         return ""
     return f"their shapes are {', '.join(str(list(shape)) for shape in shapes if shape is not None)}"
 
