@@ -155,7 +155,7 @@ class NodeReader:
         dims, factors = record.dims, list(record.dims(use))
 
         def of_choices(choices: Iterable[Sequence[Box | None]]) -> list[int] | None:
-            """The first results that are parts of the source's; else the results of ``boxes``."""
+            """The first results that are parts of the source's; else the results by ``boxes``."""
             fallback = None
             for chosen in choices:
                 parts = [operand if box is None else self.expressions.take(*box)
