@@ -48,7 +48,9 @@ def test_operands_of_forms_fit(name: str) -> None:
     assert [told for case in forms(name) if (told := fault(name, case, list(case.inputs)))] == []
 
 
-@pytest.mark.parametrize("name", [*RULES, "Reshape", "Squeeze", "Concat", "Softmax", "ReduceSum", "ReduceMax", "Pad", "Split"])
+@pytest.mark.parametrize(
+    "name", [*RULES, "Reshape", "Squeeze", "Concat", "Softmax", "ReduceSum", "ReduceMax", "Pad", "Split"]
+)
 def test_operands_in_other_shapes_that_a_runtime_refuses_do_not_fit(name: str) -> None:
     draw = random.Random(name)
     for case in [each for each in forms(name) if each.runtime]:
