@@ -468,6 +468,8 @@ class RankSweep:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
         for name, number in zip(node.outputs, results):
             type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
+            if name and type is None and node.domain in ("", "ai.onnx"):
+                raise ValueError(f"{name!r} is of no type")
             if type is None or shape == type.shape:
                 continue
             if type.static and elements(shape) is not None:

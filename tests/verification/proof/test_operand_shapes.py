@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from helpers import FIXTURES, edit_ranks
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.shape_inference import infer_shapes
 
 import gopt
+from gopt.collectives.messages import MESSAGES
+from gopt.collectives.spec import VERSION
+from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError
+from gopt.ir.graph import COMM
 from gopt.verification.proof import operators
 
 OPERANDS = {"ReduceSum": 1, "Slice": 1}
@@ -52,3 +57,20 @@ def test_an_operand_in_a_shape_that_the_operator_does_not_take_is_refused(
     assert gopt.prove(folder, certificate=file).proven
     fault = gopt.check_certificate(file, folder).fault
     assert fault is not None and f"{op_type}: their shapes are" in str(fault)
+
+
+def test_a_node_behind_calls_is_checked_by_onnx_also_if_nothing_reads_it(tmp_path: Path) -> None:
+    """onnx's checker says nothing of nodes behind an operator that it does not know."""
+    folder = tmp_path / "ranks"
+    gopt.shard(FIXTURES / "mlp_adamw.onnx", 2).write(folder)
+
+    def edit(model: ModelProto) -> None:
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "table"))
+        model.graph.node.append(helper.make_node("MatMul", ["table", "table"], ["unread"]))
+
+    edit_ranks(folder, edit)
+    for name in {*COLLECTIVES, *MESSAGES}:
+        if onnx.defs.has(name, COMM):  # as in a process that begins
+            onnx.defs.deregister_schema(name, VERSION, COMM)
+    with pytest.raises(InputError, match=r"is not a valid ONNX model.*MatMul"):
+        gopt.prove(folder)
