@@ -32,8 +32,8 @@ QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
 
 class TensorsForNumbers(TorchFunctionMode):
-    """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, lists of lengths, and
-    distances of rows. ``item()`` returns the tensor itself, without its gradient.
+    """Expands ``alpha=`` and ``value=`` that are tensors, sums of a number and a tensor, calls for lists of tensors,
+    lists of lengths, and distances of rows. ``item()`` returns the tensor itself, without its gradient.
 
     ``settings``: id of an input -> name and represented number. Code comparing an input with a number, such as
     ``weight_decay != 0``, gets the result for the number; ``fixed`` records the name.
@@ -65,8 +65,8 @@ class TensorsForNumbers(TorchFunctionMode):
             self.fixed.add(name)
             return COMPARISONS[function](number, args[1])
         term = None
-        if function in ADD and isinstance(kwargs.get("alpha"), Tensor):
-            term = args[1] * kwargs["alpha"] * ADD[function]
+        if function in ADD and (isinstance(kwargs.get("alpha"), Tensor) or not isinstance(args[0], Tensor)):
+            term = args[1] * kwargs.get("alpha", 1) * ADD[function]
         elif function in PRODUCTS and isinstance(kwargs.get("value"), Tensor):
             term = args[1] * args[2] * kwargs["value"]
         elif function in QUOTIENTS and isinstance(kwargs.get("value"), Tensor):

@@ -233,6 +233,13 @@ class Script:
         lines = [*read, *(line for part in made for line in ast.unparse(part).splitlines()), f"return {loop.end}"]
         return inputs, [f"def loss({module}, batch):", *(f"    {line}" for line in lines)]
 
+    def _handed(self, calls: Iterable[ast.AST]) -> list[str]:
+        """The first argument of each call of the script's functions, where the argument is a name."""
+        arguments = [
+            call.args[:1] for call in calls if isinstance(call, ast.Call) and called(call) in _makers(self.tree)
+        ]
+        return [argument.id for part in arguments for argument in part if isinstance(argument, ast.Name)]
+
     def _parts(self, models: Mapping[str, str]) -> set[str]:
         """Names with parameters in the expressions of the models."""
         owners = {_owner(node) for node in ast.walk(self.tree)}
@@ -282,7 +289,8 @@ class Script:
         )
         optimizers = {name: ast.unparse(call) for name, call in stepping.items()}
         places = stepping.values() or [self.tree]
-        owners = [name for place in places for node in ast.walk(place) if (name := _owner(node))] or ["model"]
+        owners = [name for place in places for node in ast.walk(place) if (name := _owner(node))]
+        owners = owners or self._handed(places) or ["model"]
         models = {name: ast.unparse(values[name]) if name in values else "Model()" for name in owners}
         if not optimizers:
             models = dict(list(models.items())[:1])
@@ -363,8 +371,21 @@ def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, s
     return {name: called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
 
 
-def _optimizers(tree: ast.AST) -> dict[str, ast.expr]:
-    return {name: value for name, value in dict(_assignments(tree)).items() if _makes_optimizer(called(value))}
+def _optimizers(tree: ast.Module) -> dict[str, ast.expr]:
+    """Names of optimizers with the calls making them, of PyTorch or of a function of the script."""
+    makers = _makers(tree)
+    return {
+        name: value for name, value in dict(_assignments(tree)).items()
+        if _makes_optimizer(called(value)) or called(value) in makers
+    }  # fmt: skip
+
+
+def _makers(tree: ast.Module) -> set[str]:
+    """The script's functions with a call of an optimizer as their result."""
+    results = {name: _returned(function) for name, function in _functions(tree).items()}
+    return {
+        name for name, values in results.items() if any(_makes_optimizer(called(value)) for value in values if value)
+    }
 
 
 def _by_name(loop: TrainingLoop, batch: str) -> str:

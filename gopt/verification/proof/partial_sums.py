@@ -107,8 +107,8 @@ class PartialSums(ElementwiseBoxes):
         return plain(numbers, axis) if result is None else result
 
     def _with_zeros_of_wholes(self, numbers: Sequence[int], axis: int) -> Iterator[Sequence[int]]:
-        """Values in a row, where zeros are the elements of a whole value around a part in the row; those of the most
-        likely whole value first."""
+        """Values in a row, where zeros are the elements of a whole value around a part in the row, the likeliest whole
+        value first."""
         row = [part for number in numbers for part in self._in_row_along(number, axis)]
         if all(self.uniform(number) != 0 for number in row):
             return

@@ -452,7 +452,9 @@ class RankSweep:
             present = iter([*(next(present) if name else None for name in node.inputs), *present])
         self.reader.values = self.values
         try:
-            results = self.reader.results(node, [*present])
+            results = self.reader.results(node, read := [*present])
+            if fault := self.reader.misfit(node, read):
+                raise ValueError(fault)
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
             raise self._unfit(node, error) from None

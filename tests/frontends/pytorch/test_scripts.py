@@ -197,6 +197,12 @@ PLACES = {
         INSIDE, "copy the lines of if __name__ == \"__main__\": up to line 13, which make net and opt",
         "    return net, crit, opt, tuple(next(iter(train_dl)))",
     ),
+    "of a function": (
+        INSIDE.replace("if __name", "def decayed(m):\n    return torch.optim.NAdam(m.parameters())\nif __name", 1)
+        .replace("opt = torch.optim.NAdam(net.parameters())", "opt = decayed(net)"),
+        "copy the lines of if __name__ == \"__main__\": up to line 15, which make net and opt",
+        "    return net, crit, opt, tuple(next(iter(train_dl)))",
+    ),
     "of a trainer": (
         TRAINER, "    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)",
         "    return model, criterion, optimizer, tuple(next(iter(DataLoader(TensorDataset(torch.randn(16, 4), ",

@@ -47,6 +47,15 @@ def test_adam_at_a_rate_of_zero_leaves_what_has_no_gradient(tmp_path):
     assert export((table, F.cross_entropy, optimizer, given, warm_up), tmp_path / "step.onnx").checked
 
 
+def test_a_number_that_scaled_flags_are_added_to(tmp_path):
+    def weighed(module, given):
+        out = module(given["x"])
+        weight = torch.sub(1.5, torch.add(0.25, out > 0, alpha=0.5), alpha=2.0)
+        return F.cross_entropy(out * weight, given["y"])
+
+    assert export(step(weighed), tmp_path / "step.onnx").checked
+
+
 def test_a_number_of_python_has_no_gradient(tmp_path):
     def weighed(module, given):
         out = module(given["x"])
