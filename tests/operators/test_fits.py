@@ -7,10 +7,10 @@ import random
 import numpy as np
 import onnx
 import pytest
-from edit_gen.edits import other_shape
 from node_models import model_of, started
 from onnx import helper
 from operator_forms import Case, forms
+from other_shapes import other_shape
 
 from gopt.operators.fits import RULES, misfit
 from gopt.operators.table import OPERATORS
