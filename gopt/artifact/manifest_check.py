@@ -51,7 +51,7 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
 
 
 def check_all_ranks(manifest: Manifest, folder: Path) -> None:
-    """Raise InputError for a folder of some ranks. Of files read from now on, onnx checks nodes behind calls as well."""
+    """Raise InputError for a folder of some ranks. From now on, onnx checks nodes behind calls as well."""
     schemas.register()
     if len(manifest.ranks) != manifest.total_ranks:
         raise InputError(
