@@ -21,6 +21,7 @@ from gopt.artifact.manifest_entries import FedInput, InputEntry, InputKind, Loca
 from gopt.artifact.server_entries import Mode
 from gopt.artifact.server_plan_check import check_server_plan
 from gopt.artifact.states_file import STATES_FILE
+from gopt.collectives import schemas
 from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
@@ -50,7 +51,8 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
 
 
 def check_all_ranks(manifest: Manifest, folder: Path) -> None:
-    """Raise InputError for a folder of some ranks."""
+    """Raise InputError for a folder of some ranks. From now on, onnx checks nodes behind calls as well."""
+    schemas.register()
     if len(manifest.ranks) != manifest.total_ranks:
         raise InputError(
             f"{folder} holds {len(manifest.ranks)} of {manifest.total_ranks} ranks", "shard without --only-ranks"

@@ -37,7 +37,7 @@ SPLIT = (
     Recipe("cases/roles/centre_loss", "tp=3"), Recipe("gpt_adamw", "tp=2,cp=2"),
     Recipe("families/t5_adamw", "tp=2,sp=2"), Recipe("families/moe_adamw", "ep=2,cp=2"),
 )  # fmt: skip
-FAULTS = ("WRONG", "CRASH")
+FAULTS = ("WRONG", "UNRUN", "CRASH")
 EDITS = range(3)
 
 

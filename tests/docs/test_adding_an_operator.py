@@ -15,6 +15,7 @@ TESTS = (
     "node_models.py",
     "operator_forms.py",
     "operator_probes.py",
+    "other_shapes.py",
     "operators",
     "laws/test_coupling_rules.py",
 )

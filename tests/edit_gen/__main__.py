@@ -56,7 +56,7 @@ def main() -> int:
     else:
         every = (case for seed in seeds for case in cases(seed, options.kind, edits, options.only))
     quiet = ("equal", "different", "refused", "unproven", "unrun", "starts", "near", "call", "proven")
-    return draws.run(every, options.minutes, quiet=quiet, wrong=("WRONG", "CRASH").__contains__)
+    return draws.run(every, options.minutes, quiet=quiet, wrong=("WRONG", "UNRUN", "CRASH").__contains__)
 
 
 if __name__ == "__main__":

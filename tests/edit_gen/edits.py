@@ -14,6 +14,7 @@ import onnx
 from corpus.plants import in_order
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, defs, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
+from other_shapes import other_shape
 
 ALIKE = [
     "Relu Neg Exp Tanh Sigmoid Abs Sqrt Log Reciprocal Floor Ceil Round Softplus Sign Erf Sin Cos Identity Elu Selu "
@@ -63,6 +64,15 @@ class Work:
         if name in self.stored:
             return self.stored[name].data_type, tuple((size, "") for size in self.stored[name].dims)
         return None
+
+    def type_of(self, name: str) -> tuple[int, list[int]] | None:
+        """The type and the shape of a value, where all sizes are numbers."""
+        if name in self.stored:
+            return self.stored[name].data_type, list(self.stored[name].dims)
+        type = self.types.get(name)
+        if type is None or not type.HasField("shape") or any(not d.HasField("dim_value") for d in type.shape.dim):
+            return None
+        return type.elem_type, [each.dim_value for each in type.shape.dim]
 
     def schema(self, node: NodeProto) -> defs.OpSchema:
         version = next((each.version for each in self.model.opset_import if each.domain in ("", "ai.onnx")), 1)
@@ -348,6 +358,41 @@ def _put(work: Work, site: Site, name: str, steps: Sequence[tuple[str, list[str]
         info.type.tensor_type.CopyFrom(work.types[name])
 
 
+def viewed(work: Work, site: Site) -> bool:
+    """An operand in another shape, or another type of whole numbers, for a node alone."""
+    holder, node = site
+    if holder is not work.model.graph:
+        return False
+    draw, kinds = work.draw, {name: work.type_of(name) for name in node.input}
+    fit = [at for at, name in enumerate(node.input) if kinds[name] is not None and node.input[at]]
+    if not fit:
+        return False
+    at = draw.choice(fit)
+    name = node.input[at]
+    dtype, dims = kinds[name] or (0, [])
+    new = f"{name}.view{len(holder.node)}"
+    whole = dtype in (TensorProto.INT64, TensorProto.INT32)
+    if whole and draw.random() < 0.3:
+        other = TensorProto.INT32 if dtype == TensorProto.INT64 else TensorProto.INT64
+        view = helper.make_node("Cast", [name], [new], to=other)
+    elif len(dims) > 1 and draw.random() < 0.3:
+        view = helper.make_node("Transpose", [name], [new], perm=draw.sample(range(len(dims)), len(dims)))
+    else:
+        view = helper.make_node("Reshape", [name, work.constant(other_shape(draw, dims), np.int64)], [new])
+    node.input[at] = new
+    nodes = [NodeProto.FromString(each.SerializeToString()) for each in holder.node]
+    place = next(index for index, each in enumerate(nodes) if each.output == node.output)
+    made = [view, nodes[place]]
+    result = next(filter(None, node.output), "")
+    kind = work.type_of(result)
+    if kind is not None and all(kind[1]) and draw.random() < 0.5:
+        made[1].output[list(made[1].output).index(result)] = f"{result}.viewed"
+        made.append(helper.make_node("Reshape", [f"{result}.viewed", work.constant(kind[1], np.int64)], [result]))
+    del holder.node[:]
+    holder.node.extend([*nodes[:place], *made, *nodes[place + 1 :]])
+    return True
+
+
 def bypass(work: Work, site: Site) -> bool:
     _, node = site
     if len(node.output) != 1:
@@ -481,6 +526,7 @@ EDITS: dict[str, tuple[Callable[[Work, Site], bool], float, Callable[[Site], boo
     "stored": (stored, 4, lambda site: bool(site[1].input)),
     "scale": (scaled, 0.7, lambda site: bool(site[1].output)),
     "round": (rounded, 0.4, lambda site: bool(site[1].output)),
+    "view": (viewed, 1.5, lambda site: bool(site[1].input)),
     "bypass": (bypass, 1, lambda site: bool(site[1].input)),
     "same": (same_form, 2.5, lambda site: bool(site[1].output)),
     "call order": (call_order, 0.7, lambda site: site[1].domain == "gopt.comm"),

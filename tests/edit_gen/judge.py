@@ -258,7 +258,7 @@ class Folder:
                 return Verdict("UNRUN", apart)
             return Verdict("WRONG", f"proven, but {apart}") if apart else self._certified(copy, draw)
         if not apart:
-            return Verdict(*_alike(proof))
+            return Verdict(*_alike(proof, max(0.01, 2 * self.near)))
         if self._forged(copy, draw):
             return Verdict("WRONG", f"certificate: {apart}")
         return Verdict("different")
@@ -324,13 +324,13 @@ def _kept(one: Numbers, two: Numbers) -> Numbers:
     }
 
 
-def _alike(proof: RankProof) -> tuple[str, str]:
+def _alike(proof: RankProof, near: float) -> tuple[str, str]:
     """What is called different without a difference in numbers: ``near``, where the example's numbers are."""
     for claim in proof.claims:
         mismatch = claim.mismatch
         if claim.verdict is ProofVerdict.DIFFERENT and mismatch is not None:
             example = mismatch.example
-            if example is not None and abs(example.actual - example.expected) < 0.01 * abs(example.expected):
+            if example is not None and abs(example.actual - example.expected) < near * abs(example.expected):
                 return "near", ""
             if claim.kind == "call":  # members call unlike each other
                 return "call", ""

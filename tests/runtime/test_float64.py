@@ -200,3 +200,10 @@ def test_what_nothing_runs_is_refused_by_name(tmp_path):
     graph.nodes[0].proto = proto
     with pytest.raises(UnsupportedError, match="NoSuchOperator"):
         Float64Graph(graph, SessionCache())
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_the_standard_may_be_imported_by_either_name(domain):
+    graph = graph_of("Neg", [(2,)], {})
+    graph.header.opset_import[0].domain = domain
+    assert evaluate(graph, {"x0": np.array([1.0, -2.0], np.float32)})["y"].tolist() == [-1, 2]

@@ -18,6 +18,7 @@ from gopt.ir.constant_folding import as_folded, constant_array, measured
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
+from gopt.operators.fits import misfit
 from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, GATHERS, PARTS, PRODUCTS, SIZES
 from gopt.operators.operator import Slope
 from gopt.verification.certificate.field import Array
@@ -108,16 +109,17 @@ class NodeChecker(PointValues):
                 raise WrongLine(f"{program.rules[name]}, shape {shape}", f"{rule}, shape {type.shape}")
         if rule not in (OPERATOR, rule_of(node)):
             raise WrongLine(f"rule {rule}", f"{OPERATOR} or {rule_of(node)}")
+        fault = misfit(node.op_type, node.attributes, [of if of is None else self.forms[of].shape for of in numbers])
+        if fault and node.domain in ("", "ai.onnx"):
+            raise WrongLine(f"{node.op_type}: {fault}", "shapes that fit the operator")
         written = rule == OPERATOR and self._written(node, numbers, results)
         if not written and not self._constant(node, numbers, results):
-            for slot, name in enumerate(node.outputs):
-                if name:
-                    self._result(program, node, numbers, slot, program.values[name], rule)
+            for slot, name in (pair for pair in enumerate(node.outputs) if pair[1]):
+                self._result(program, node, numbers, slot, program.values[name], rule)
         self.checked.add(key)
 
     def _to(self, program: CheckedProgram, node: Node) -> str:
-        named = node.attributes.get("to")
-        return program.dtype(node.outputs[0]) if named is None else dtype_name(named)
+        return dtype_name(node.attributes["to"]) if "to" in node.attributes else program.dtype(node.outputs[0])
 
     def _written(self, node: Node, numbers: Sequence[int | None], results: Sequence[int]) -> bool:
         """Return whether results are the operator on the same expressions, whatever the shapes."""
@@ -244,9 +246,8 @@ class NodeChecker(PointValues):
         axis = node.attributes.get("axis", 0) % len(shape)
         named = self.array(numbers[1]) if len(numbers) > 1 else node.attributes.get("split")
         sizes = [self.shape(program.values[name])[axis] for name in node.outputs]
-        if (named is None and (len(numbers) > 1 or len(set(sizes[:-1])) > 1)) or (
-            named is not None and list(named) != sizes
-        ):
+        uneven = len(numbers) > 1 or len(set(sizes[:-1])) > 1
+        if uneven if named is None else list(named) != sizes:
             raise WrongLine(f"parts of {sizes}", f"{named}")
         start, axis = sum(sizes[:slot]), axis + self.lead
         return np.take(self.value(numbers[0]), range(start, start + sizes[slot]), axis)

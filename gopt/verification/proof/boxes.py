@@ -144,6 +144,13 @@ class Boxes(Movements):
             return self.constant(value, shape)
         if op == CONCAT and self.sealed and number >= self.of_ranks and (one := self._inside_one(number, selection)):
             return self.take(*one)
+        if (
+            op == PADDED
+            and self.sealed
+            and number >= self.of_ranks
+            and (box := self._inside_borders(number, selection))
+        ):
+            return self.take(*box)
         if op == LINEAR:
             free = self._free(number)
             if any(runs is not None and free[dim] for dim, runs in enumerate(selection)):
@@ -182,6 +189,16 @@ class Boxes(Movements):
                 return operand, replaced(selection, axis, joined((start - at, stop - at) for start, stop in runs or ()))
             at += size
         return None
+
+    def _inside_borders(self, number: int, selection: Selection) -> Box | None:
+        """The padded value, and the selected elements, where no element of a border is selected."""
+        operand, result = self.all[number].operands[0], list[Runs]()
+        for (front, behind), runs, size in zip(self.borders(number), selection, self._sizes(number) or ()):
+            chosen = runs if runs is not None else ((0, size),)
+            if any(start < front or stop > behind for start, stop in chosen):
+                return None
+            result.append(joined((start - front, stop - front) for start, stop in chosen))
+        return (operand, tuple(result)) if result else None
 
     def _free(self, number: int) -> list[bool]:
         """For each dimension of a sum, whether all terms are constant along the dimension."""
@@ -373,7 +390,7 @@ class Boxes(Movements):
 
     def _around(self, base: Box) -> Iterable[Box]:
         """A part, and equal parts of other values of the source: of the source's parts of the value, in any order, of
-        the value with borders, of equal sums, and of rows of ranges with the part."""
+        the value with borders, of equal sums, and of rows with the part."""
         around, at = [base], 0
         while at < min(len(around), CHOICES):
             whole, selection = around[at]
@@ -382,6 +399,7 @@ class Boxes(Movements):
             around += self._padded(whole, selection)
             around += self._equal_sums(whole, selection)
             around += self._rows_around(whole, selection)
+            around += self._joined_around(whole, selection)
             around, at = list(dict.fromkeys(around)), at + 1
         return around
 
@@ -401,6 +419,17 @@ class Boxes(Movements):
                       for runs, size, (front, _) in zip(selection, sizes, ends)]  # fmt: skip
             if ends and self.all[number].operands[0] == whole:
                 yield number, normal(chosen, self._sizes(number) or ())
+
+    def _joined_around(self, whole: int, selection: Selection) -> Iterator[Box]:
+        """The source's values in a row along an axis with a value."""
+        for row in self.readers(CONCAT, whole):
+            axis, at = cast(int, self.all[row].attributes), 0
+            for operand in self.all[row].operands if self._sizes(row) else ():
+                size = (self._sizes(operand) or ())[axis]
+                if operand == whole:
+                    runs = joined((start + at, stop + at) for start, stop in selection[axis] or ((0, size),))
+                    yield row, replaced(selection, axis, runs)
+                at += size
 
     def _rows_around(self, whole: int, selection: Selection) -> Iterator[Box]:
         """The source's rows of ranges that have a part of a value, in order."""

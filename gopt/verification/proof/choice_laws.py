@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.forms import CHOICE, Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.movements import LOOKUP
-from gopt.verification.proof.selections import along, joined, length, nth, replaced
+from gopt.verification.proof.selections import Selection, along, joined, length, nth, replaced, sizes_of
+from gopt.verification.proof.zeros import are_zero
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -47,7 +49,33 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
         rows = _rows_at_places(reader, flag, value, shape) if rows is None else rows
         if rows is not None:
             return rows
-    return _counted(reader, operands, shape)
+    counted = _counted(reader, operands, shape)
+    return _part_of_choice(reader, node, operands, shape) if counted is None else counted
+
+
+def _part_of_choice(reader: NodeReader, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
+    """A part of a choice of the source, where an operand is zero, or a whole value, in this part alone."""
+    expressions = reader.expressions
+    zeros = [expressions.uniform(operand) == 0 for operand in operands]
+    for lead in operands if expressions.sealed and reader.floating(node) else ():
+        for whole, selection in islice(expressions.surroundings(lead), CHOICES):
+            for choice in expressions.readers(node.op_type, whole):
+                sizes = cast(tuple[int, ...], expressions.shape(choice))
+                if expressions.shape(whole) != sizes or sizes_of(selection, sizes) != shape:
+                    continue
+                rows = zip(operands, zeros, expressions.all[choice].operands)
+                if all(_is_part(expressions, operand, zero, of, selection) for operand, zero, of in rows):
+                    return expressions.take(choice, selection)
+    return None
+
+
+def _is_part(expressions: Expressions, number: int, zero: bool, whole: int, selection: Selection) -> bool:
+    """Return whether a value is the part of a whole value; a dimension of length 1 has no part."""
+    sizes = expressions.shape(whole) or ()
+    chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, selection[len(selection) - len(sizes) :]))
+    if zero and are_zero(expressions, whole, chosen):
+        return True
+    return expressions.alike(expressions.take(whole, chosen), number)
 
 
 def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int | None:
@@ -206,7 +234,8 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
 
 
 def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Rows written in order, or added to zeros: rows of the data, the rows, rows of the data."""
+    """Rows written in order, or added to zeros: rows of the data, the rows, rows of the data; a row that is written
+    several times is the operator's."""
     (data, _, updates), how = operands, node.attributes.get("reduction", "none")
     if reader.expressions.uniform(updates) == 0 and how == "add":
         return data
@@ -229,14 +258,19 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
     rows = np.full(size, -2)  # no row is the one before the first
     if how not in ("none", "add"):
         return None
-    if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():
+    if ((indices < 0) | (indices >= size))[flags].any():
+        return None
+    again = np.flatnonzero(np.bincount(indices[flags], minlength=size) > 1)
+    if again.size and how == "add":
         return None
     rows[indices[flags]] = np.flatnonzero(flags)
+    rows[again] = indices.size + 1 + again
     ends = [0, *(np.flatnonzero((np.diff(rows) != 1) & ((rows[1:] >= 0) | (rows[:-1] >= 0))) + 1).tolist(), size]
     updates, parts = reader.expressions.view(updates, (indices.size, *rest)), []
+    (written,) = reader.plain(node, operands, operands, [shape]) if again.size else (data,)
     for start, stop in pairwise(ends):
         begin = int(rows[start])
-        of, at = (data, start) if begin < 0 else (updates, begin)
+        of, at = (data, start) if begin < 0 else (updates, begin) if begin < indices.size else (written, start)
         parts.append(reader.expressions.take(of, along(0, ((at, at + stop - start),), len(rest) + 1)))
     return reader.expressions.concatenated(parts, 0)
 

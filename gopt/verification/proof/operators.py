@@ -16,6 +16,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
+from gopt.operators.fits import misfit
 from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
@@ -306,6 +307,11 @@ class NodeReader:
             node.op_type, node.attributes, tuple(types), tuple(results),
             lambda index: self.table.setting(operands[index]), opset,
         )  # fmt: skip
+
+    def misfit(self, node: Node, operands: Sequence[int | None]) -> str:
+        """The shapes of operands in contradiction to the operator; '' if all fit."""
+        shapes = [number if number is None else self.expressions.shape(number) for number in operands]
+        return misfit(node.op_type, node.attributes, shapes) if node.domain in ("", "ai.onnx") else ""
 
     def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result of an operator with a law. ``shape``: of the result."""

@@ -452,7 +452,9 @@ class RankSweep:
             present = iter([*(next(present) if name else None for name in node.inputs), *present])
         self.reader.values = self.values
         try:
-            results = self.reader.results(node, [*present])
+            results = self.reader.results(node, read := [*present])
+            if fault := self.reader.misfit(node, read):
+                raise ValueError(fault)
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
             raise self._unfit(node, error) from None
@@ -466,6 +468,8 @@ class RankSweep:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
         for name, number in zip(node.outputs, results):
             type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
+            if name and type is None and node.domain in ("", "ai.onnx"):
+                raise ValueError(f"{name!r} is of no type")
             if type is None or shape == type.shape:
                 continue
             if type.static and elements(shape) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-from gopt.verification.proof.forms import LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
+from gopt.verification.proof.forms import CONCAT, LINEAR, PARTED, PERMUTED, PRODUCT, SUM, TAKE, VIEW
 from gopt.verification.proof.movements import PADDED, Movements
 from gopt.verification.proof.selections import Runs, Selection, Sizes, inside, joined, replaced, through
 
@@ -41,7 +41,7 @@ def _are_zero(expressions: Movements, number: int, selection: Selection, depth: 
 
 
 _FACTORS = frozenset({PRODUCT, MATRICES})
-_MOVED = frozenset({LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
+_MOVED = frozenset({CONCAT, LINEAR, PARTED, PERMUTED, SUM, TAKE, VIEW})
 
 
 def are_matrices(expressions: Movements, operands: Sequence[int]) -> bool:
@@ -58,6 +58,9 @@ def _between(runs: Runs | None, start: int, stop: int) -> Runs | None:
 def _behind(expressions: Movements, number: int, selection: Selection) -> Iterator[tuple[int, Selection]]:
     """The operands of an expression, and the elements behind the selected elements."""
     op, attributes, operands, shape = expressions.all[number]
+    if op == CONCAT:
+        yield from _in_row(expressions, operands, cast(int, attributes), selection)
+        return
     for slot, operand in enumerate(operands):
         sizes, chosen = cast(Sizes, expressions.shape(operand)), None
         if op in (LINEAR, PRODUCT):
@@ -81,3 +84,16 @@ def _behind(expressions: Movements, number: int, selection: Selection) -> Iterat
             yield operand, chosen
         else:
             yield operand, (None,) * len(sizes)
+
+
+def _in_row(
+    expressions: Movements, numbers: Sequence[int], axis: int, selection: Selection
+) -> Iterator[tuple[int, Selection]]:
+    """The values in a row with selected elements, and the elements."""
+    at = 0
+    for number in numbers:
+        size = cast(Sizes, expressions.shape(number))[axis]
+        runs = _between(selection[axis], at, at + size)
+        if runs is None or runs:
+            yield number, replaced(selection, axis, runs)
+        at += size

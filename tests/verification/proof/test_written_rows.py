@@ -96,3 +96,42 @@ def test_rows_of_several_ranges_padded_along_another_dimension(last, verdict, tm
     relation = {"mesh": {"tp": 2, "cp": 2}, "inputs": {"x": split}, "outputs": {"o": split}}
     ranks = [window(FIRST), window(last)] * 2
     assert proof(PADDED, ranks, relation, tmp_path).verdict is verdict
+
+
+AGAIN = model(
+    "(float[6,2] x, float[6,2] y) => (float[6,2] o)", "n = ScatterND(x,i,y) o = Exp(n)", "int64[6,1] i={0,1,2,3,4,5}"
+)
+HALVES = {"mesh": {"tp": 2}, "inputs": {"x": {"split": ["tp", ""]}}, "outputs": {"o": {"split": ["tp", ""]}}}
+
+
+@pytest.mark.parametrize(
+    ("places", "start", "right"),
+    [("0,1,2,3,3,3", 0, True), ("0,2,1,3,3,3", 0, False), ("0,1,2,3,3,3", 1, False), ("0,1,1,3,3,3", 0, False)],
+)
+def test_a_row_that_rows_of_other_ranks_are_written_to_is_cut_off(places, start, right, tmp_path):
+    def rank(places, start):
+        return model(
+            "(float[3,2] x, float[6,2] y) => (float[3,2] o)",
+            "l = Pad(x,b,c) s = ScatterND(l,i,y) n = Slice(s,z,e,z0) o = Exp(n)",
+            f"int64[4] b={{0,0,1,0}}, float c={{0}}, int64[6,1] i={{{places}}}, int64[1] z={{{start}}}, "
+            f"int64[1] e={{{start + 3}}}, int64[1] z0={{0}}",
+        )
+
+    ranks = [rank(places, start), rank("3,3,3,0,1,2", 0)]
+    assert (proof(AGAIN, ranks, HALVES, tmp_path).verdict is PROVEN) == right
+
+
+CHOICE = model(
+    "(float[4,3] x, float[4,6] w) => (float[4,6] o)", "c = Concat<axis=1>(f,x) n = Where(m,c,w) o = Exp(n)",
+    f"float[4,3] f={{{','.join(['0'] * 12)}}}, bool[4,1] m={{1,0,1,1}}",
+)  # fmt: skip
+COLUMNS = {"mesh": {"tp": 2}, "inputs": {"w": {"split": ["", "tp"]}}, "outputs": {"o": {"split": ["", "tp"]}}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "right"), [("fx", True), ("ff", False), ("xx", False), ("xf", False)]
+)  # fmt: skip
+def test_zeros_in_a_choice_are_the_zeros_of_a_row_of_the_source(chosen, right, tmp_path):
+    ranks = [model("(float[4,3] x, float[4,3] w) => (float[4,3] o)", f"n = Where(m,{name},w) o = Exp(n)",
+                   f"float[4,3] f={{{','.join(['0'] * 12)}}}, bool[4,1] m={{1,0,1,1}}") for name in chosen]  # fmt: skip
+    assert (proof(CHOICE, ranks, COLUMNS, tmp_path).verdict is PROVEN) == right
