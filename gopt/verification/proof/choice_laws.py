@@ -57,7 +57,8 @@ def _part_of_choice(reader: NodeReader, node: Node, operands: Sequence[int], sha
     """A part of a choice of the source, where an operand is zero, or a whole value, in this part alone."""
     expressions = reader.expressions
     zeros = [expressions.uniform(operand) == 0 for operand in operands]
-    for lead in operands if expressions.sealed and reader.floating(node) else ():
+    fits = shape is not None and broadcast(map(expressions.shape, operands)) == shape  # the file may say another
+    for lead in operands if fits and expressions.sealed and reader.floating(node) else ():
         for whole, selection in islice(expressions.surroundings(lead), CHOICES):
             for choice in expressions.readers(node.op_type, whole):
                 sizes = cast(tuple[int, ...], expressions.shape(choice))

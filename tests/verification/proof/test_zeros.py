@@ -13,7 +13,20 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.selections import normal
 from gopt.verification.proof.zeros import are_zero
 
-WAYS = ("padded", "padded", "view", "take", "permuted", "product", "sum", "broadcast", "summed", "inverse", "matrices")
+WAYS = (
+    "padded",
+    "padded",
+    "row",
+    "view",
+    "take",
+    "permuted",
+    "product",
+    "sum",
+    "broadcast",
+    "summed",
+    "inverse",
+    "matrices",
+)
 Drawn = tuple[int, np.ndarray]
 
 
@@ -48,6 +61,12 @@ def made(expressions: Expressions, pairs: list[Drawn], draw: random.Random) -> D
     shape, rank = value.shape, value.ndim
     if way == "padded" and rank and value.size < 100:
         return padded(expressions, number, value, draw)
+    if way == "row" and rank and value.size < 100:
+        axis = draw.randrange(rank)
+        beside = expressions.constant(0, shape) if draw.random() < 0.5 else number
+        row = [number, beside] if draw.random() < 0.5 else [beside, number]
+        values = [value if each == number else np.zeros(shape) for each in row]
+        return expressions.concatenated(row, axis), np.concatenate(values, axis)
     if way == "view":
         value = value.reshape(factors(draw, value.size))
         return expressions.view(number, value.shape), value
