@@ -26,6 +26,7 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.errors import GoptError
 from gopt.verification.certificate.check import check
 from gopt.verification.certificate.lines import sealed
+from gopt.verification.proof.certificate import CertificateWriter
 from gopt.verification.proof.expected import MICRO
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
@@ -276,12 +277,23 @@ class Folder:
         return Verdict("WRONG", f"the certificate's check: {checked.fault}") if checked.fault else Verdict("equal")
 
     def _forged(self, copy: Path, draw: random.Random) -> bool:
-        """Whether the right folder's certificate, with digests made anew, is checked for the edited one."""
-        if not self.certificate or draw.random() < 0.6:
+        """Whether a certificate is checked for the edited folder, with digests made anew: the right folder's, the one
+        that the prover writes if it is not asked whether all is proven, or one of these with other lines."""
+        if not self.certificate or draw.random() < 0.5:
             return False
-        head, *lines = map(json.loads, self.certificate.splitlines())
+        text = self.certificate
+        if draw.random() < 0.5:
+            try:
+                prover = Prover(folder_relation(copy))
+                prover.run()
+                text = CertificateWriter(copy, prover).text()
+            except Exception:  # there is none of such a folder
+                text = self.certificate
+        head, *lines = map(json.loads, text.splitlines())
         del head["digest"]
         manifest, _ = read_manifest(copy)
+        for _ in range(draw.choice([0, 0, 1, 3])):
+            other_lines(draw, lines)
         checked = check(copy, sealed([{**head, "files": manifest.read_digests}, *lines]))
         return checked.exit_code == 0
 
@@ -313,6 +325,19 @@ class Folder:
         off = np.abs(one[fine] - two[fine]).max(initial=0)
         largest = np.abs(two[fine]).max(initial=1e-6)
         return f"off by {off:.3g} of {largest:.3g}" if off > self.near * largest else ""
+
+
+def other_lines(draw: random.Random, lines: list[dict[str, Any]]) -> None:
+    """Two lines exchanged, another line's rule, or another line's expression."""
+    one, two = draw.sample(range(len(lines)), 2)
+    key = draw.choice(["", "rule", "number"])
+    if key:
+        rows = [line for line in lines if key in line]
+        if len(rows) > 1:
+            line, other = draw.sample(rows, 2)
+            line[key] = other[key]
+    else:
+        lines[one], lines[two] = lines[two], lines[one]
 
 
 def _kept(one: Numbers, two: Numbers) -> Numbers:
