@@ -362,7 +362,10 @@ class PartialSums(ElementwiseBoxes):
             return nearest
         boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
         results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != nearby)
-        return next(filter(self.in_source, results), nearest)
+        result = next(filter(self.in_source, results), nearest)
+        if result == nearest and self.pads and are_zero(self, *nearby):
+            return self.linear({}, self.shape(nearest))
+        return result
 
     def _sum_of_all(self, number: int, shape: Sizes) -> int:
         """The sum of all elements of a part, as of a value of the source around the part if there."""
@@ -377,8 +380,6 @@ class PartialSums(ElementwiseBoxes):
         """The sum of a part of a whole value."""
         shape = self._sizes(whole) or ()
         after, local = (tuple(1 if dim in axes else size for dim, size in enumerate(row)) for row in (shape, sizes))
-        if self.sealed and self.pads and are_zero(self, whole, selection):
-            return self.linear({}, local)
         if elements(after) == 1 == elements(local):  # a part may have rows of the whole again and again
             return self.total(number, (1,) * len(sizes))
         factor, atom = self._scale(whole)
