@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from heapq import heappop, heappush
 from itertools import repeat
 from typing import TypeAlias
+
+from onnx.defs import get_schema
 
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
@@ -25,6 +27,12 @@ RANGE = -1
 """In front of a node's operands: the results on whole operands, of a node on ranges."""
 UNDEFINED = "undefined"
 """Leaves for results of calls without a value on a rank."""
+
+
+@cache
+def _makes_tensors(op_type: str) -> bool:
+    """Return whether the results of a standard operator are tensors: a file has no types of lists."""
+    return all(kind.startswith("tensor(") for result in get_schema(op_type).outputs for kind in result.types)
 
 
 class UnpairedCall(Exception):
@@ -468,7 +476,7 @@ class RankSweep:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
         for name, number in zip(node.outputs, results):
             type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
-            if name and type is None and node.domain in ("", "ai.onnx"):
+            if name and type is None and node.domain in ("", "ai.onnx") and _makes_tensors(node.op_type):
                 raise ValueError(f"{name!r} is of no type")
             if type is None or shape == type.shape:
                 continue
