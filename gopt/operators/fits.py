@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from gopt.operators.table import OPERATORS
 
 Sizes: TypeAlias = tuple[Any, ...]
-"""A shape; an unknown size is no integer."""
+"""A shape: integers, and names or None for unknown sizes."""
 Shapes: TypeAlias = Sequence[Sizes | None]
 """The shapes of operands; None for an absent or an unknown one."""
 SINGLE = frozenset({"OneHot", "Range", "Trilu", "CumSum", "STFT", "SplitToSequence", "SequenceAt", "SequenceInsert",

@@ -63,17 +63,8 @@ class ShardingInference:
     """A sweep over a program, which fills ``table``."""
 
     __slots__ = (
-        "_index",
-        "_joined",
-        "_members",
-        "_placed_values",
-        "_rows",
-        "axes",
-        "known",
-        "program",
-        "strict",
-        "table",
-    )
+        "_index", "_joined", "_members", "_placed_values", "_rows", "axes", "known", "program", "strict", "table",
+    )  # fmt: skip
 
     def __init__(self, program: SpmdProgram, strict: bool) -> None:
         self.program = program

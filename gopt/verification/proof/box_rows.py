@@ -43,7 +43,8 @@ class BoxRows(Boxes):
         result = self._first_joined(numbers, self._boxes_in_row(numbers, axis, shape), axis)
         if self.sealed and (result is None or not self.in_source(result)):
             around = _of_common_wholes([dict(islice(self.surroundings(number), CHOICES)) for number in numbers])
-            result = next(filter(None, (self._joined_boxes(numbers, boxes, axis) for boxes in around)), result)
+            nearby = self._first_joined(numbers, around, axis)
+            result = result if nearby is None else nearby
         if result is None:
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:

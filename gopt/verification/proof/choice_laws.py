@@ -56,7 +56,6 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
 def _part_of_choice(reader: NodeReader, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
     """A part of a choice of the source, where an operand is zero, or a whole value, in this part alone."""
     expressions = reader.expressions
-    zeros = [expressions.uniform(operand) == 0 for operand in operands]
     fits = shape is not None and broadcast(map(expressions.shape, operands)) == shape  # the file may say another
     for lead in operands if fits and expressions.sealed and reader.floating(node) else ():
         for whole, selection in islice(expressions.surroundings(lead), CHOICES):
@@ -64,17 +63,17 @@ def _part_of_choice(reader: NodeReader, node: Node, operands: Sequence[int], sha
                 sizes = cast(tuple[int, ...], expressions.shape(choice))
                 if expressions.shape(whole) != sizes or sizes_of(selection, sizes) != shape:
                     continue
-                rows = zip(operands, zeros, expressions.all[choice].operands)
-                if all(_is_part(expressions, operand, zero, of, selection) for operand, zero, of in rows):
+                rows = zip(operands, expressions.all[choice].operands)
+                if all(_is_part(expressions, operand, of, selection) for operand, of in rows):
                     return expressions.take(choice, selection)
     return None
 
 
-def _is_part(expressions: Expressions, number: int, zero: bool, whole: int, selection: Selection) -> bool:
+def _is_part(expressions: Expressions, number: int, whole: int, selection: Selection) -> bool:
     """Return whether a value is the part of a whole value; a dimension of length 1 has no part."""
     sizes = expressions.shape(whole) or ()
     chosen = tuple(None if size == 1 else runs for size, runs in zip(sizes, selection[len(selection) - len(sizes) :]))
-    if zero and are_zero(expressions, whole, chosen):
+    if expressions.uniform(number) == 0 and are_zero(expressions, whole, chosen):
         return True
     return expressions.alike(expressions.take(whole, chosen), number)
 

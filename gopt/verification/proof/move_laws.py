@@ -264,7 +264,7 @@ def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays,
 
 
 def unpadded(reader: NodeReader, node: Node, operands: Sequence[int]) -> list[int] | None:
-    """The operand of a Pad of nothing, where the operand is no part of a padded value."""
+    """The operand of a Pad with zero amounts, for a Pad without a law of windows."""
     amounts = reader.table.array(operands[1]) if node.op_type == PADDED and len(operands) > 1 else None
     return None if amounts is None or amounts.any() else [operands[0]]
 

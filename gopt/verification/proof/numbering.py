@@ -96,6 +96,7 @@ class Numbering:
         """A node of any file, and its operands -> its results."""
         self.forms: dict[Hashable, int] = {}
         self.signs: dict[int, int] = {}
+        """Expression -> the sign by the laws of ``signs``, where asked for."""
         self.groups: dict[tuple[int, ...], tuple[int, ...]] = {}
         """The form of a group of elementwise nodes, and the operands -> the results."""
         self.leaf("one", (), ())

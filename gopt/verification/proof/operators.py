@@ -183,8 +183,7 @@ class NodeReader:
     def part_in_source(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result for parts as a part of an expression of the source; None for any other result."""
         results = self._of_parts(node, operands, [shape])
-        known = results is not None and self.core(results[0]) < self.expressions.of_ranks
-        return results[0] if results is not None and known else None
+        return results[0] if results is not None and self._in_source(results) else None
 
     def _are_parts(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> bool:
         """Return whether some operands are parts, also of the source's that the operator does not read there."""

@@ -101,9 +101,9 @@ class PartialSums(ElementwiseBoxes):
             islice(self._with_zeros_of_wholes(numbers, axis), CHOICES) if self.sealed and len(numbers) > 1 else ()
         ):
             joined_row = plain(row, axis)
-            result = joined_row if result is None or self.in_source(joined_row) else result
-            if self.in_source(result):
-                break
+            if self.in_source(joined_row):
+                return joined_row
+            result = joined_row if result is None else result
         return plain(numbers, axis) if result is None else result
 
     def _with_zeros_of_wholes(self, numbers: Sequence[int], axis: int) -> Iterator[Sequence[int]]:
