@@ -26,7 +26,9 @@ from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
 from gopt.records.boxes import Box, box_elements
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import PIPELINE, Mesh
+from gopt.schedules.schedule_file import member_runs, read_schedule
+from gopt.schedules.simulation import simulate
 from gopt.text.sanitize import show
 
 _RANK_LINE = re.compile(
@@ -57,6 +59,18 @@ def check_all_ranks(manifest: Manifest, folder: Path) -> None:
         raise InputError(
             f"{folder} holds {len(manifest.ranks)} of {manifest.total_ranks} ranks", "shard without --only-ranks"
         )
+
+
+def check_schedule(manifest: Manifest, folder: Path) -> None:
+    """Raise InputError for a schedule of another pipeline, OptionError for one that cannot run."""
+    pipeline = manifest.pipeline
+    if pipeline is None or pipeline.schedule is None:
+        return
+    path, members = folder / Path(pipeline.schedule).name, dict(manifest.mesh.axes).get(PIPELINE, 1)
+    schedule = read_schedule(path)
+    for member in range(members):
+        member_runs(schedule, member, (members, pipeline.stages, manifest.accumulate), manifest.schedule, path)
+    simulate(schedule)
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
@@ -193,8 +207,11 @@ class _Checker:
         entry = self.manifest.parameter_server
         geo = entry is not None and entry.mode is Mode.GEO
         times = entry.every if entry is not None and geo else accumulate
-        if (accumulate == 1 and not geo) or not phases or max(phase.times for phase in phases) != times:
+        runs = [phase.times for phase in phases]
+        if (accumulate == 1 and not geo) or max(runs, default=0) != times:
             _refuse(self.name, "phases", "the number of runs differs from accumulate")
+        if runs != sorted(runs, reverse=True) or {*runs} - {1, times}:
+            _refuse(self.name, "phases", "each runs for every micro-step, or once behind these")
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])

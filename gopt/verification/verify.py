@@ -26,7 +26,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_source
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.manifest_check import check_all_ranks, check_schedule, read_manifest
 from gopt.artifact.manifest_entries import RankEntry
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report_check import stored_proof
@@ -111,6 +111,7 @@ class Verifier:
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         plan = self.manifest.parameter_server
         check_all_ranks(self.manifest, self.folder)
+        check_schedule(self.manifest, self.folder)
         self.cache, self.second = engine.sessions(deadline), engine.second()
         self.conditions = find_conditions(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)

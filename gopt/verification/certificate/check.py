@@ -16,7 +16,7 @@ import numpy as np
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.manifest_check import check_all_ranks, check_schedule, read_manifest
 from gopt.artifact.manifest_entries import LocalState, RankEntry
 from gopt.artifact.pieces import Piece, cover, cut, put
 from gopt.collectives.node import CallSignature, call_signature
@@ -54,6 +54,7 @@ class FolderCheck(NodeChecker):
         self.home, self.number = home, 0
         self.manifest, self.mesh = read_manifest(home)
         check_all_ranks(self.manifest, home)
+        check_schedule(self.manifest, home)
         check_files(home, self.manifest.files)
         members = {**dict(self.mesh.axes), MICRO: self.manifest.accumulate}
         self.lines = text.split("\n")
