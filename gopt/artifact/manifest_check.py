@@ -26,9 +26,7 @@ from gopt.documents.records import from_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
 from gopt.records.boxes import Box, box_elements
-from gopt.records.mesh import PIPELINE, Mesh
-from gopt.schedules.schedule_file import member_runs, read_schedule
-from gopt.schedules.simulation import simulate
+from gopt.records.mesh import Mesh
 from gopt.text.sanitize import show
 
 _RANK_LINE = re.compile(
@@ -59,18 +57,6 @@ def check_all_ranks(manifest: Manifest, folder: Path) -> None:
         raise InputError(
             f"{folder} holds {len(manifest.ranks)} of {manifest.total_ranks} ranks", "shard without --only-ranks"
         )
-
-
-def check_schedule(manifest: Manifest, folder: Path) -> None:
-    """Raise InputError for a schedule of another pipeline, OptionError for one that cannot run."""
-    pipeline = manifest.pipeline
-    if pipeline is None or pipeline.schedule is None:
-        return
-    path, members = folder / Path(pipeline.schedule).name, dict(manifest.mesh.axes).get(PIPELINE, 1)
-    schedule = read_schedule(path)
-    for member in range(members):
-        member_runs(schedule, member, (members, pipeline.stages, manifest.accumulate), manifest.schedule, path)
-    simulate(schedule)
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
