@@ -181,6 +181,7 @@ def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
     with warnings.catch_warnings(action="ignore"):
         if relation.plan is None:
             world = World(folder)
+            world.runs = [world.plain for _ in world.ranks]  # the first micro-step is the first to run
             held = [world.feeds(rank, states) for rank in world.ranks]
             world.programs = {phase: [programs[rank, phase] for rank in world.ranks] for phase in relation.schedule}
             world.step(held, [[batch | leaves.settings for batch in turn] for turn in zip(*batches)])
