@@ -359,7 +359,7 @@ class PartialSums(ElementwiseBoxes):
         nearby = self.box(number) or (number, (None,) * len(sizes))
         nearest = self._sum_of_part(number, *nearby, axes, sizes)
         moved = all(sizes[axis] == 1 for axis in axes)
-        if not self.sealed or self.in_source(nearest) and not moved:
+        if not self.sealed or (self.in_source(nearest) and not moved):
             return nearest
         boxes = dict.fromkeys((nearby, *islice(self.surroundings(number), CHOICES)))
         result = next(filter(self.in_source, (self._sum_of_part(number, *box, axes, sizes) for box in boxes)), None)
