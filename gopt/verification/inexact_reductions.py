@@ -20,9 +20,9 @@ def inexact_reductions(
     difference on these batches; ``joined``: the comparison of all states, which may be equal on its batches."""
     training = reference.training
     lines = []
-    equal = joined is not None and joined.outcome is LargeBatch.EQUAL
-    which = "not the step of one large batch" + " on every batch" * equal
-    where = "on batches with labels to ignore" if equal and joined.why else "on these batches"
+    which, where = "not the step of one large batch", "on these batches"
+    if joined is not None and joined.outcome is LargeBatch.EQUAL:
+        which, where = f"{which} on every batch", "on batches with labels to ignore" if joined.why else where
     for exact, names, what in unfit_reductions(training, reference.reduction):
         if exact.value and reference.shared.points:
             continue  # counts are taken over all ranks

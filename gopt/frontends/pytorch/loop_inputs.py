@@ -55,6 +55,8 @@ class LoopInputs:
 
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+"""Expressions with names of their own."""
 
 
 class _Rows(ast.NodeTransformer):
@@ -77,10 +79,8 @@ class _Rows(ast.NodeTransformer):
         more = sum(known.startswith(name) for of, known in self._named.items() if of != text)
         return ast.Name(self._named.setdefault(text, f"{name}{more + 1 if more else ''}"), node.ctx)
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        return node  # names of its own
-
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda = visit_ListComp
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        return node if isinstance(node, _SCOPES) else super().generic_visit(node)
 
 
 def _names(node: ast.AST) -> set[str]:
