@@ -170,7 +170,7 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         at = int(arrays[1].item())
         part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
         return reader.expressions.view(part, (*sizes[:axis], *arrays[1].shape, *sizes[axis + 1 :]))
-    if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
+    if arrays[1] is not None and isinstance(size, int) and -size <= arrays[1].min(initial=0) < 0:
         index = reader.expressions.from_array(
             np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype)
         )

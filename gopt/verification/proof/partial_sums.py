@@ -358,14 +358,14 @@ class PartialSums(ElementwiseBoxes):
             return self._sum_of_all(number, (1,) * len(sizes))
         nearby = self.box(number) or (number, (None,) * len(sizes))
         nearest = self._sum_of_part(number, *nearby, axes, sizes)
-        if not self.sealed or self.in_source(nearest):
+        moved = all(sizes[axis] == 1 for axis in axes)
+        if not self.sealed or (self.in_source(nearest) and not moved):
             return nearest
-        boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
-        results = (self._sum_of_part(number, *box, axes, sizes) for box in boxes if box != nearby)
-        result = next(filter(self.in_source, results), nearest)
-        if result == nearest and self.pads and are_zero(self, *nearby):
+        boxes = dict.fromkeys((nearby, *islice(self.surroundings(number), CHOICES)))
+        result = next(filter(self.in_source, (self._sum_of_part(number, *box, axes, sizes) for box in boxes)), None)
+        if (result is None or moved) and self.pads and any(are_zero(self, *box) for box in boxes):
             return self.linear({}, self.shape(nearest))
-        return result
+        return nearest if result is None else result
 
     def _sum_of_all(self, number: int, shape: Sizes) -> int:
         """The sum of all elements of a part, as of a value of the source around the part if there."""
