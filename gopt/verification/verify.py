@@ -220,7 +220,9 @@ class Verifier:
             for variant in variants:
                 session.one(variant)
         if self.manifest.parameter_server is None:
-            for note in inexact_reductions(self.reference, session.start, session.settings, session.given(1)):
+            for note in inexact_reductions(
+                self.reference, session.start, session.settings, session.given(1), result.large_batch
+            ):
                 result.say(note)
         start, settings = session.start, session.settings
         del session
