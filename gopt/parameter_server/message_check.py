@@ -104,7 +104,7 @@ class _MessageCheck:
                 return base, start + start_row, start + last
             elif node.is_in(UNMOVED | SCALES):
                 name = node.inputs[0]
-            elif node.is_a("Where"):  # zeros where nothing is weighed
+            elif record_of(node).elementwise and record_of(node).choosers:  # zeros where nothing is weighed
                 name = node.inputs[2]
             else:
                 raise InvariantError(f"a push has {name!r}, which {node.op_type} {node.label!r} makes")

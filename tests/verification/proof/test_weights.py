@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from gopt.cli.main import main
 from helpers import edit_ranks
 from onnx import ModelProto, helper
 from rank_simulator import World
 from split_gen.simulator import Simulation
 
 import gopt
-from gopt.cli.main import main
 
 STEP = """<ir_version: 8, opset_import: ["" : 20]>
     step (float[4,3] x, float[4,1] mask, float[3,1] w, float lr) => (float loss, float[3,1] w_new) <float two = {2}> {
