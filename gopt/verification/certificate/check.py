@@ -137,7 +137,7 @@ class FolderCheck(NodeChecker):
             self.varies.append(frozenset(axes))
             self.formed(index)
             self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
-            self.counted.append(op == "counted" or any(self.counted[operand] for operand in operands))
+            self.counted.append(op in ("counted", "weight") or any(self.counted[operand] for operand in operands))
             inner = reduce(or_, (self.leaves[operand] for operand in operands), 0 if operands else 1 << index)
             self.leaves.append(inner)
             self.risks.append(reduce(or_, map(self.risks.__getitem__, operands), 0) if op in NUMBERS else inner)

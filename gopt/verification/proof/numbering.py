@@ -36,6 +36,7 @@ from gopt.verification.proof.forms import (
     TAKE,
     TOTAL,
     VIEW,
+    WEIGHT,
     Expression,
     Shape,
     elements,
@@ -47,7 +48,7 @@ NOWHERE: frozenset[str] = frozenset()
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
     LARGEST, SMALLEST, SUM, EXTREME_PART, LOOKED_UP, ADDED, PERMUTED, "round", "cast", "on member", "gathered",
-    CONCAT, COUNTED,
+    CONCAT, COUNTED, WEIGHT,
 }) | names(lambda record: record.finite or (
     record.slopes and max(record.slopes) < Slope.CURVED and (record.total or not record.elementwise)
 ))  # fmt: skip
