@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from rank_files import HALVES, Answers, Array, Call, Program, Values, attributes, dtype_of, run_together, shape_of
+from rank_files import HALVES, Answers, Array, Call, Program, Run, Values, attributes, dtype_of, run_together, shape_of
 
 Mail = dict[tuple[int, int, int, str], list[list[Array]]]
 Axes = tuple[tuple[str, int], ...]
@@ -66,8 +66,32 @@ class World:
         self.held = [[*common.get("state", []), *record.get("state", [])] for record in self.records]
         self.sums = [[*common.get("accumulators", []), *record.get("accumulators", [])] for record in self.records]
         self.sees = sample_parts(self.axes)
+        self.plain = [(name, turn) for name, times in self.phases for turn in range(times)]
+        """The runs of a rank without a schedule: files, and the micro-step of each."""
+        self.runs = [self._scheduled(rank) for rank in self.ranks]
         self.last: list[Values] = [{} for _ in self.records]
         """What each rank's files last gave."""
+
+    def _scheduled(self, rank: int) -> list[tuple[str, int]]:
+        """The runs of a rank in the order of the schedule, after docs/schedules.md."""
+        name = (self.manifest.get("pipeline") or {}).get("schedule")
+        if name is None:
+            return self.plain
+        rows = [line.split() for line in (self.folder / name).read_text().splitlines()]
+        placement = next([int(word) for word in row[1:]] for row in rows if row[:1] == ["placement"])
+        member, numbers = coordinates(self.axes, rank)["pp"], list[int]()
+        for stage, home in enumerate(placement):
+            before = [numbers[other] + 1 for other in range(stage) if placement[other] == home]
+            numbers.append(max([0, *before, *numbers[-1:]]))
+        top, last, runs = max(number for number, home in zip(numbers, placement) if home == member), numbers[-1], []
+        actions = [row for row in rows if len(row) == 4 and row[0].isdigit()]
+        for _, kind, stage, turn in (row for row in actions if row[0] == str(member)):
+            chunks = [numbers[int(stage)]]
+            if chunks[0] == top < last and kind != "weight":  # what all members take arrives with the last
+                chunks.insert(1 if kind == "forward" else 0, last)
+            runs += [(f"{kind}.{chunk}" if last else kind, int(turn)) for chunk in chunks]
+        kinds = {row[1] for row in actions}
+        return [*runs, *((name, 0) for name, _ in self.phases if name.split(".")[0] not in kinds)]
 
     def zeros(self, rank: int) -> Values:
         return {each["input"]: np.zeros(each["shape"], dtype_of(each["dtype"])) for each in self.sums[rank]}
@@ -135,33 +159,30 @@ class World:
 
         ``settings``: by micro-step and rank, what else a rank is fed, of inputs that are divided the whole.
         """
-        saved: dict[tuple[int, int], Values] = defaultdict(dict)
-        """By micro-step and rank, what an earlier file left for a later one."""
         mail: Mail = defaultdict(list)
-        for name, times in self.phases:
-            for turn in range(times):
-                given = map(self._part, self.ranks, settings[turn % len(settings)])
-                feeds = [
-                    {**mine, **rest, **saved[turn, rank]}
-                    for rank, mine, rest in zip(self.ranks, held, given, strict=True)
-                ]
-                for rank, output in enumerate(self._phase(self.programs[name], feeds, mail)):
-                    self.last[rank].update(output)
-                    names = [each["name"] for each in self.records[rank].get("saved", [])]
-                    saved[turn, rank].update((each, output[each]) for each in names if each in output)
-                    for each in (*self.held[rank], *self.sums[rank]):
-                        if each["output"] in output:
-                            held[rank][each["input"]] = output[each["output"]]
+        """What was sent and not yet received."""
+        steps = {rank: self._step(rank, held[rank], [turn[rank] for turn in settings]) for rank in self.ranks}
+        for rank, done in run_together(steps, partial(self._answers, mail)).items():
+            self.last[rank].update(done)
         assert not any(mail.values()), "a value that was sent is never received"
 
-    def _phase(self, ranks: Sequence[Program], feeds: Sequence[Values], mail: Mail) -> list[Values]:
-        """All ranks through one of their files; ``mail``: what was sent and not yet received."""
-        runs = {
-            number: rank.run({k: v for k, v in feed.items() if k in rank.inputs})
-            for number, (rank, feed) in enumerate(zip(ranks, feeds, strict=True))
-        }
-        done = run_together(runs, partial(self._answers, mail))
-        return [done[rank] for rank in self.ranks]
+    def _step(self, rank: int, held: Values, settings: Sequence[Values]) -> Run:
+        """The files of a rank one after the other; returns what they last gave."""
+        saved: dict[int, Values] = defaultdict(dict)
+        """By micro-step, what an earlier file left for a later one."""
+        outputs: dict[tuple[str, int], Values] = {}
+        names = [each["name"] for each in self.records[rank].get("saved", [])]
+        for phase, turn in self.runs[rank]:
+            program = self.programs[phase][rank]
+            feeds = {**held, **self._part(rank, settings[turn % len(settings)]), **saved[turn]}
+            outputs[phase, turn] = done = yield from program.run(
+                {k: v for k, v in feeds.items() if k in program.inputs}
+            )
+            saved[turn].update((each, done[each]) for each in names if each in done)
+            for each in (*self.held[rank], *self.sums[rank]):
+                if each["output"] in done:
+                    held[each["input"]] = done[each["output"]]
+        return {name: value for run in self.plain if run in outputs for name, value in outputs[run].items()}
 
     def _answers(self, mail: Mail, waiting: Mapping[int, Call]) -> Answers:
         """Messages that are sent or received, or else a call that all members of its group wait for."""

@@ -70,7 +70,8 @@ def refuse_states_for_losses(step: StepSkeleton, mapping: GradientMap, losses: S
     except (UnsupportedError, OptionError):
         return  # some gradients come from the losses alone
     if alone.gradients.keys() >= mapping.gradients.keys():
-        refuse_open(step.index, unsettled)
+        which = "they are losses" if len(unsettled) > 1 else "it is a loss"
+        refuse_open(step.index, unsettled, f"if {which}, say so: --loss {','.join(losses)}")
 
 
 def _error(

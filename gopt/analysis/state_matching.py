@@ -322,8 +322,9 @@ def _bytes(tensor: Tensor, dtype: str) -> bytes:
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
-def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> None:
-    """Raise when outputs could replace several inputs, or at most one; ``unsettled``: output -> inputs."""
+def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]], *hints: str) -> None:
+    """Raise when outputs could replace several inputs, or at most one; ``unsettled``: output -> inputs; ``hints``
+    beside those for pairs."""
     if not unsettled:
         return
     output, names = next(iter(unsettled.items()))
@@ -332,5 +333,6 @@ def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> No
     raise OpenPairsError(
         f"output {output!r}{others(len(unsettled) - 1, 'output')} may {may}: the data flow does not say which",
         propose(index.graph, unsettled),
+        *hints,
         shown=unsettled,
     )

@@ -193,8 +193,11 @@ class _Checker:
         entry = self.manifest.parameter_server
         geo = entry is not None and entry.mode is Mode.GEO
         times = entry.every if entry is not None and geo else accumulate
-        if (accumulate == 1 and not geo) or not phases or max(phase.times for phase in phases) != times:
+        runs = [phase.times for phase in phases]
+        if (accumulate == 1 and not geo) or max(runs, default=0) != times:
             _refuse(self.name, "phases", "the number of runs differs from accumulate")
+        if runs != sorted(runs, reverse=True) or {*runs} - {1, times}:
+            _refuse(self.name, "phases", "each runs for every micro-step, or once behind these")
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])

@@ -41,10 +41,8 @@ def with_attributes(
     name: str, slope: Slope, kernel: Kernel | None = None, *, zero: bool = False, total: bool = True, **facts: Any
 ) -> Operator:
     """A function of one operand that attributes, or constants behind it, shape further."""
-    facts = {"dims": elements.elementwise, **facts}
-    return Operator(
-        name, (slope, NONE), elementwise=True, zero=zero, total=total, finite=True, kernel=kernel, **facts
-    )  # fmt: skip
+    facts = {"dims": elements.elementwise, "finite": True, **facts}
+    return Operator(name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel, **facts)
 
 
 def _divided(dividend: Array, right: Array) -> Array:
@@ -181,7 +179,7 @@ OPERATORS = (
     binary("Min", (BENT,), _joined(np.minimum), power=1, torch=lambda t, a, *xs: reduce(t.minimum, xs)),
     binary("PRelu", (BENT, AFFINE), zero=True, torch=lambda t, a, x, slope: t.where(x < 0, slope * x, x)),
     with_attributes(
-        "Mod", NONE, _remainder, total=False,
+        "Mod", NONE, _remainder, total=False, finite=False,
         torch=lambda t, a, x, y: (t.fmod if a.get("fmod", 0) else t.remainder)(x, y),
     ),
     binary("Where", (NONE, AFFINE), np.where, choosers=(0,), aside=(0,), torch="where"),

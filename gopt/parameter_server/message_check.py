@@ -104,6 +104,8 @@ class _MessageCheck:
                 return base, start + start_row, start + last
             elif node.is_in(UNMOVED | SCALES):
                 name = node.inputs[0]
+            elif record_of(node).elementwise and record_of(node).choosers:  # zeros where nothing is weighed
+                name = node.inputs[2]
             else:
                 raise InvariantError(f"a push has {name!r}, which {node.op_type} {node.label!r} makes")
         return name, 0, self.graph.types[name].elements

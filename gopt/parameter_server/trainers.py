@@ -267,9 +267,19 @@ class TrainerWriter:
         return sums
 
     def _weighed(self, value: str, type: TensorType, name: str) -> str:
-        """Return a value of a micro-step times its weight."""
+        """Return a value of a micro-step times its weight; zeros where it is zero: 0 / 0 weighs nothing."""
         weight = self._as(self._own_weight, TensorType(type.dtype, ()), f"{name}_by")
-        self.rewriter.add("Mul", [value, weight], {name: type})
+        self.rewriter.add("Mul", [value, weight], {f"{name}_times": type})
+        zero = self.rewriter.constant(f"gopt.ps.zero.{type.dtype}", scalar_of(0.0, type.dtype))
+        self.rewriter.add("Where", [self._weighs_nothing, zero, f"{name}_times"], {name: type})
+        return name
+
+    @cached_property
+    def _weighs_nothing(self) -> str:
+        """Return whether a micro-step has a weight of zero."""
+        name = "gopt.ps.weighs_nothing"
+        zero = self.rewriter.constant("gopt.ps.zero.float32", scalar_of(0.0, "float32"))
+        self.rewriter.add("Equal", [self._own_weight, zero], {name: TensorType("bool", ())})
         return name
 
     @cached_property

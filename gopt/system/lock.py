@@ -65,10 +65,11 @@ def lock_file(path: Path) -> int | None:
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(errno.EINVAL, "is not a file", str(path))
-    if try_lock(number) is LockState.BUSY:
-        os.close(number)
-        return None
-    return number
+    busy = try_lock(number) is LockState.BUSY
+    if not busy and is_at(number, path):
+        return number
+    os.close(number)
+    return None if busy else lock_file(path)  # a job that could write nothing removed it
 
 
 def is_at(number: int, path: Path) -> bool:

@@ -8,15 +8,21 @@ import numpy as np
 
 from gopt.analysis.coupling import unfit_reductions
 from gopt.verification.compare import Values
+from gopt.verification.large_batch import LargeBatch, LargeBatchCheck
 from gopt.verification.reference_step import Batches, ReferenceProgram
 from gopt.verification.variants import PLAIN
 
 
-def inexact_reductions(reference: ReferenceProgram, states: Values, settings: Values, batches: Batches) -> list[str]:
+def inexact_reductions(
+    reference: ReferenceProgram, states: Values, settings: Values, batches: Batches, joined: LargeBatchCheck | None
+) -> list[str]:
     """One line for the gradients of each kind that ranks do not combine as one large batch would, with the size of the
-    difference on these batches."""
+    difference on these batches; ``joined``: the comparison of all states, which may be equal on its batches."""
     training = reference.training
     lines = []
+    which, where = "not the step of one large batch", "on these batches"
+    if joined is not None and joined.outcome is LargeBatch.EQUAL:
+        which, where = f"{which} on every batch", "on batches with labels to ignore" if joined.why else where
     for exact, names, what in unfit_reductions(training, reference.reduction):
         if exact.value and reference.shared.points:
             continue  # counts are taken over all ranks
@@ -25,10 +31,7 @@ def inexact_reductions(reference: ReferenceProgram, states: Values, settings: Va
             for variant in (reference, reference.combined_by(exact))
         )
         gradients = [training.gradients[name] for name in names]
-        lines.append(
-            f"not the step of one large batch: {what}: {_apart(combined, exact_means, gradients):.2g} "
-            "off on these batches"
-        )
+        lines.append(f"{which}: {what}: {_apart(combined, exact_means, gradients):.2g} off {where}")
     return lines
 
 

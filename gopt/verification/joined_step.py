@@ -88,7 +88,8 @@ class _Joined:
         if lost := next((state.name for state in apart if isinf(state.error)), None):
             raise NotComparableError(f"{lost!r} is not finite")
         if not apart:
-            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=constants)
+            told = tuple(notes(couplings))
+            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), notes=told, taken=constants)
         apart = tuple(replace(state, noted=updated[state.name] in noted) for state in apart)
         open_ = [updated[state.name] for state in apart if not state.noted]
         if open_ and 1 <= joined.context.batch <= 2:  # over two samples the two of a square leaves no constant

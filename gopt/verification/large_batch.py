@@ -62,7 +62,8 @@ class LargeBatchCheck:
             return f"one large batch: not comparable: {self.why}"
         if self.outcome is LargeBatch.EQUAL:
             assumed = f" ({listed(self.taken)} taken for numbers of samples)" if self.taken else ""
-            return f"one large batch: equal, {self.states} states{f', {self.why}' if self.why else ''}{assumed}"
+            noted = " on these batches" if self.notes and not self.why else ""
+            return f"one large batch: equal{noted}, {self.states} states{f', {self.why}' if self.why else ''}{assumed}"
         more = and_more(len(self.apart) - 1)
         return f"{self.reason()}{more}{', and no note said so' if self.unnoted else ', as noted'}"
 

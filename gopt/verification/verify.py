@@ -43,6 +43,7 @@ from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
 from gopt.runtime.session import shrink_arena
+from gopt.runtime.step_runs import check_schedule
 from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -111,6 +112,7 @@ class Verifier:
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         plan = self.manifest.parameter_server
         check_all_ranks(self.manifest, self.folder)
+        check_schedule(self.folder, self.manifest, self.mesh)
         self.cache, self.second = engine.sessions(deadline), engine.second()
         self.conditions = find_conditions(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
@@ -218,7 +220,9 @@ class Verifier:
             for variant in variants:
                 session.one(variant)
         if self.manifest.parameter_server is None:
-            for note in inexact_reductions(self.reference, session.start, session.settings, session.given(1)):
+            for note in inexact_reductions(
+                self.reference, session.start, session.settings, session.given(1), result.large_batch
+            ):
                 result.say(note)
         start, settings = session.start, session.settings
         del session

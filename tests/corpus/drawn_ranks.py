@@ -280,7 +280,55 @@ def _rows(program: Program, draw: random.Random, shape: tuple[int, ...], axis: i
     return program.constant(np.broadcast_to(perm, shape).copy())
 
 
-def drawn_model(draw: random.Random) -> Program:
+def left_node(program: Program, draw: random.Random) -> str | None:
+    """Several nodes that leave elements behind and put zeros in their place, or divide by what is above zero."""
+    ranked = [name for name, rows in program.arrays.items() if rows[0][0].dtype == np.float32 and rows[0][0].ndim]
+    if not ranked or draw.random() < 0.5:
+        return drawn_node(program, draw)
+    one = draw.choice(ranked[-6:])
+    shape = program.arrays[one][0][0].shape
+    axis = draw.randrange(len(shape))
+
+    def then(name: str | None, op: str, *more: str, **facts: Any) -> str | None:
+        return None if name is None else program.add(op, [name, *more], **facts)
+
+    def ints(*values: int) -> str:
+        return program.constant(values)
+
+    def like(name: str | None) -> str:
+        """A value of the shape."""
+        fit = [each for each in ranked if name and program.arrays[each][0][0].shape == program.arrays[name][0][0].shape]
+        return draw.choice(fit or [one])
+
+    if draw.random() < 0.25:  # above zero
+        power = program.add("Exp", [one]) if draw.random() < 0.4 else program.add("Mul", [one, one])
+        total = then(power, draw.choice(["ReduceSum", "ReduceMean", "Identity"]), *([ints(axis)] * draw.randint(0, 1)))
+        total = then(total, "Add", program.constant(draw.choice([0.1, 0.1, 0, -0.1]), dtype=np.float32)) or total
+        part = then(total, draw.choice(["Sqrt", "Reciprocal", "Log"]))
+        return then(part, "Mul", draw.choice([one, program.constant(0, dtype=np.float32)]))
+    start = draw.randint(0, shape[axis] - 1)
+    stop = draw.randint(start + 1, shape[axis])
+    part = program.add("Slice", [one, ints(start), ints(stop), ints(axis)])
+    for _ in range(draw.randint(0, 2)):
+        part = then(part, draw.choice(UNARY)) if draw.random() < 0.4 else then(part, draw.choice(BINARY), like(part))
+    ends = [0] * len(shape)
+    if draw.random() < 0.5:
+        ends[axis] = start
+        behind = [(shape[at] - stop) * (at == axis) for at in range(len(shape))]
+        whole = then(part, "Pad", ints(*ends, *behind))
+    else:
+        zeros = [program.constant(np.zeros([*shape[:axis], size, *shape[axis + 1 :]]), dtype=np.float32)
+                 for size in (start, shape[axis] - stop) if size]  # fmt: skip
+        row = [*zeros[: bool(start)], part, *zeros[bool(start) :]]
+        whole = None if None in row else program.add("Concat", row, axis=axis)  # type: ignore[list-item]
+    for _ in range(draw.randint(0, 3)):
+        op = draw.choice(["Add", "Mul", "Mul", "MatMul", "ReduceSum", "Transpose", "Sub"])
+        more = [ints(draw.randrange(len(shape)))] if op == "ReduceSum" else [] if op == "Transpose" else [like(whole)]
+        whole = then(whole, op, *more) or whole
+    return whole
+
+
+def drawn_model(draw: random.Random, node: Callable[[Program, random.Random], str | None] = drawn_node) -> Program:
     program = Program(1)
     for _ in range(3):
         shape = draw.choice(SHAPES)
@@ -288,7 +336,7 @@ def drawn_model(draw: random.Random) -> Program:
         program.value([[each.standard_normal(shape, np.float32)] for each in numbers], program.inputs)
     for _ in range(40):
         if len(program.nodes) < 7:
-            drawn_node(program, draw)
+            node(program, draw)
     return program
 
 

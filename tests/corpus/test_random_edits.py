@@ -69,6 +69,12 @@ def test_what_is_said_of_edited_ranks_of_drawn_models_is_so(seed: int, tmp_path:
     assert [(told, verdict) for told, verdict in every if verdict.outcome in (*FAULTS, "ALIKE")] == []
 
 
+@pytest.mark.parametrize("seed", part(range(40_000, 43_000), 2))
+def test_what_is_said_of_edited_ranks_of_models_that_leave_elements_behind_is_so(seed: int, tmp_path: Path) -> None:
+    every = list(of_models(seed, 8, tmp_path, "left"))
+    assert [(told, verdict) for told, verdict in every if verdict.outcome in (*FAULTS, "ALIKE")] == []
+
+
 def check(write: Write, seed: int, home: Path) -> None:
     """Edit a folder several times, each time from the right one."""
     folder = Folder.of(write, home)

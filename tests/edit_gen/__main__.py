@@ -18,6 +18,7 @@ import draws
 from edit_gen.edits import EDITS
 from edit_gen.folders import KINDS, drawn_kind
 from edit_gen.judge import OF_MANIFEST, Folder, judged
+from edit_gen.models import NODES
 from edit_gen.models import judged as of_models
 
 
@@ -34,25 +35,25 @@ def cases(seed: int, kind: str, edits: range, only: str) -> Iterator[draws.Case]
                 yield draws.Case(name, f"{name}: {told}\n    {done}", verdict.outcome, verdict.why, verdict.kind)
 
 
-def models(seed: int, edits: int) -> Iterator[draws.Case]:
+def models(seed: int, edits: int, kind: str) -> Iterator[draws.Case]:
     """Drawn models in the place of folders."""
     with tempfile.TemporaryDirectory() as home:
-        for done, verdict in of_models(seed, edits, Path(home)):
+        for done, verdict in of_models(seed, edits, Path(home), kind):
             name = f"seed {seed} {done}"
             yield draws.Case(name, name, verdict.outcome, verdict.why, verdict.kind)
 
 
 def main() -> int:
     parser = draws.parser("edit_gen", __doc__)
-    parser.add_argument("--kind", choices=[*KINDS, "models"], default="", help="of folders")
+    parser.add_argument("--kind", choices=[*KINDS, *NODES], default="", help="of folders")
     parser.add_argument("--only", choices=[*EDITS, *OF_MANIFEST], default="", help="the kind of edits")
     parser.add_argument("--edits", type=int, default=30, help="of each folder")
     parser.add_argument("--edit", type=int, help="this one alone")
     options = parser.parse_args()
     edits = range(options.edits) if options.edit is None else range(options.edit, options.edit + 1)
     seeds = range(options.seed, options.seed + options.count) if options.count else count(options.seed)
-    if options.kind == "models":
-        every = (case for seed in seeds for case in models(seed, options.edits))
+    if options.kind in NODES:
+        every = (case for seed in seeds for case in models(seed, options.edits, options.kind))
     else:
         every = (case for seed in seeds for case in cases(seed, options.kind, edits, options.only))
     quiet = ("equal", "different", "refused", "unproven", "unrun", "starts", "near", "call", "proven")

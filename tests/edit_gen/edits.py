@@ -225,7 +225,8 @@ def other_value(work: Work, value: AttributeProto) -> bool:
     if value.type == AttributeProto.INT:
         value.i = draw.choice([value.i + 1, value.i - 1, 1 - value.i, -value.i - 1, 0, 1, 2])
     elif value.type == AttributeProto.FLOAT:
-        value.f = draw.choice([value.f * 2, value.f + 0.25, -value.f, 1 - value.f, value.f * 1000])
+        bit = float(_other_bit(draw, np.array([value.f], np.float32), 0)[0])
+        value.f = draw.choice([value.f * 2, value.f + 0.25, -value.f, 1 - value.f, value.f * 1000, bit])
     elif value.type == AttributeProto.INTS and value.ints:
         _other_list(draw, value.ints, lambda old: draw.choice([old + 1, old - 1, 0, 1, -1]))
     elif value.type == AttributeProto.STRINGS and value.strings:
@@ -256,7 +257,8 @@ def _other_text(work: Work, name: str, text: str) -> str:
     draw = work.draw
     if name == "group":
         axes = [axis for axis, _ in work.axes]
-        return "+".join(sorted(draw.sample(axes, draw.randint(1, len(axes))), key=axes.index))
+        chosen = draw.sample(axes, draw.randint(1, len(axes)))
+        return "+".join(chosen if draw.random() < 0.3 else sorted(chosen, key=axes.index))
     if name == "equation":
         letters = sorted({each for each in text if each.isalpha()})
         one, two = draw.sample(letters, 2) if len(letters) > 1 else (text, text)
@@ -276,9 +278,11 @@ def other_array(draw: random.Random, array: np.ndarray) -> np.ndarray:
     if not flat.size:
         return array
     at = draw.randrange(flat.size)
-    kind = draw.choice(["element", "element", "two", "all", "roll"])
+    kind = draw.choice(["element", "element", "two", "all", "roll", "bit"])
     if flat.dtype == bool:
         flat[at] = not flat[at]
+    elif kind == "bit" and flat.dtype.kind in "fiu":
+        flat = _other_bit(draw, flat, at)
     elif kind == "two" and flat.size > 1:
         other = draw.randrange(flat.size)
         flat[[at, other]] = flat[[other, at]]
@@ -295,6 +299,19 @@ def other_array(draw: random.Random, array: np.ndarray) -> np.ndarray:
     else:
         flat[at] = draw.choice([flat[at] * 2, flat[at] + 0.5, -flat[at], 0])
     return flat.reshape(array.shape)
+
+
+HIGH = 12
+"""Bits of a float that numbers show."""
+
+
+def _other_bit(draw: random.Random, flat: np.ndarray, at: int) -> np.ndarray:
+    """An element with another bit: of a float one of the first, of a whole number one of the last."""
+    width = flat.dtype.itemsize * 8
+    bits = flat.view(np.dtype(f"u{flat.dtype.itemsize}"))
+    low, high = (max(width - HIGH, 0), width) if flat.dtype.kind == "f" else (0, min(width, HIGH))
+    bits[at] ^= bits.dtype.type(1 << draw.randrange(low, high))
+    return flat
 
 
 def stored(work: Work, site: Site) -> bool:
@@ -325,12 +342,95 @@ def scaled(work: Work, site: Site) -> bool:
 
 
 def rounded(work: Work, site: Site) -> bool:
-    """Rounded on its way."""
+    """Rounded on its way: in another type, and back."""
     _, node = site
-    names = [name for name in node.output if work.floating(name)]
-    if not names:
+    names = {name: work.types[name].elem_type for name in node.output if name in work.types}
+    ways = {
+        TensorProto.FLOAT: [10, 16, 10, 16, 6, 7, 9],
+        TensorProto.INT64: [6, 3, 9, 10],
+        TensorProto.INT32: [7, 3, 9],
+    }
+    fit = [name for name, type in names.items() if type in ways]
+    if not fit:
         return False
-    _put(work, site, names[0], [("Cast", [], {"to": work.draw.choice([10, 16])}), ("Cast", [], {"to": 1})])
+    to = work.draw.choice(ways[names[fit[0]]])
+    _put(work, site, fit[0], [("Cast", [], {"to": to}), ("Cast", [], {"to": names[fit[0]]})])
+    return True
+
+
+def shifted(work: Work, site: Site) -> bool:
+    """A number more or less; another flag."""
+    _, node = site
+    kinds = {name: kind for name in node.output if name and (kind := work.type_of(name)) is not None}
+    fit = [name for name, (type, _) in kinds.items() if type in (TensorProto.BOOL, *NUMBERS)]
+    if not fit:
+        return False
+    name, draw = work.draw.choice(fit), work.draw
+    if kinds[name][0] == TensorProto.BOOL:
+        return insert(work, site, name, ["Not"], list)
+    dtype = NUMBERS[kinds[name][0]]
+    return insert(work, site, name, ["Add"], lambda: [work.constant(draw.choice([1, -1]), dtype)])
+
+
+NUMBERS = {TensorProto.FLOAT: np.float32, TensorProto.INT64: np.int64, TensorProto.INT32: np.int32}
+
+
+def reordered(work: Work, site: Site) -> bool:
+    """Elements in another order along a dimension, or two dimensions of one length exchanged."""
+    _, node = site
+    kinds = {name: kind[1] for name in node.output if name and (kind := work.type_of(name)) is not None}
+    fit = [name for name, dims in kinds.items() if max(dims, default=0) > 1]
+    if not fit:
+        return False
+    draw, name = work.draw, work.draw.choice(fit)
+    dims = kinds[name]
+    pairs = [(a, b) for a in range(len(dims)) for b in range(a) if dims[a] == dims[b] > 1]
+    if pairs and draw.random() < 0.4:
+        one, two = draw.choice(pairs)
+        perm = [{one: two, two: one}.get(dim, dim) for dim in range(len(dims))]
+        _put(work, site, name, [("Transpose", [], {"perm": perm})])
+        return True
+    axis = draw.choice([at for at, size in enumerate(dims) if size > 1])
+    rows = [*range(dims[axis])]
+    half = draw.choice([1, len(rows) // 2, len(rows) - 1])
+    rows = draw.choice([rows[::-1], rows[half:] + rows[:half], rows[:1] + rows[:-1], rows[1:] + rows[-1:]])
+    _put(work, site, name, [("Gather", [work.constant(rows, np.int64)], {"axis": axis})])
+    return True
+
+
+def repeated(work: Work, site: Site) -> bool:
+    """A node once more, on its own result where that fits; a call once more."""
+    holder, node = site
+    places = [at for at, name in enumerate(node.input) if len(node.output) == 1 and name in work.like(node.output[0])]
+    again = NodeProto.FromString(node.SerializeToString())
+    if places and node.output[0]:
+        (name,) = node.output
+        node.output[:] = [f"{name}.once"]
+        again.input[work.draw.choice(places)] = f"{name}.once"
+    elif node.domain:
+        again.output[:] = [name and f"{name}.again" for name in node.output]
+    else:
+        return False
+    place = next(at for at, each in enumerate(holder.node) if each is node or each == node)
+    holder.node.insert(place + 1, again)
+    for name in (*node.output, *again.output):
+        like = name.removesuffix(".once").removesuffix(".again")
+        if name and name not in work.types and like in work.types and isinstance(holder, GraphProto):
+            work.model.graph.value_info.add(name=name).type.tensor_type.CopyFrom(work.types[like])
+    return True
+
+
+def left_out(work: Work, site: Site) -> bool:
+    """A call that is not made: zeros are in the place of its results."""
+    holder, node = site
+    kinds = [work.type_of(name) for name in node.output]
+    if None in kinds or holder is not work.model.graph:
+        return False
+    for name, (type, dims) in zip(node.output, filter(None, kinds)):
+        work.model.graph.initializer.append(helper.make_tensor(name, type, dims, np.zeros(dims).reshape(-1)))
+    if any(name in {each.name for each in work.model.graph.output} for name in node.output):
+        return False
+    holder.node.remove(node)
     return True
 
 
@@ -525,6 +625,10 @@ EDITS: dict[str, tuple[Callable[[Work, Site], bool], float, Callable[[Site], boo
     "call": (attribute, 2, lambda site: site[1].domain == "gopt.comm"),
     "stored": (stored, 4, lambda site: bool(site[1].input)),
     "scale": (scaled, 0.7, lambda site: bool(site[1].output)),
+    "shift": (shifted, 1, lambda site: bool(site[1].output)),
+    "reorder": (reordered, 1, lambda site: bool(site[1].output)),
+    "repeat": (repeated, 1, lambda site: site[1].domain == "gopt.comm" or bool(site[1].output)),
+    "left out": (left_out, 0.5, lambda site: site[1].domain == "gopt.comm"),
     "round": (rounded, 0.4, lambda site: bool(site[1].output)),
     "view": (viewed, 1.5, lambda site: bool(site[1].input)),
     "bypass": (bypass, 1, lambda site: bool(site[1].input)),

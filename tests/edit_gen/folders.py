@@ -14,7 +14,7 @@ import onnx
 from gopt.cli.main import main
 from mesh_gen import judge as streams
 from mesh_gen.make import Recipe, make
-from option_gen.make import Setting, fixtures, structure, wild
+from option_gen.make import Setting, dropped, fixtures, structure, wild
 from option_gen.rows import Row, as_shard
 from option_gen.servers import Split
 from whole_gen.judge import MESHES, SPLIT, STAGED, drawn_memory
@@ -138,6 +138,7 @@ KINDS: Mapping[str, Callable[[int], tuple[str, Write]]] = {
     "settings": setting, "streams": stream, "stages": stages, "rows": row,
     "structures": lambda seed: setting(seed, structure(seed)),
     "wild": lambda seed: setting(seed, wild(seed)),
+    "dropped": lambda seed: setting(seed, dropped(seed)),
     "servers": servers, "whole": whole, "whole served": whole_served,
     "served": lambda seed: servers(seed, random.Random(seed).choice((structure(seed), *fixtures()))),
 }  # fmt: skip
@@ -145,4 +146,4 @@ KINDS: Mapping[str, Callable[[int], tuple[str, Write]]] = {
 
 
 def drawn_kind(seed: int) -> str:
-    return random.Random(f"kind {seed}").choices(list(KINDS), [3, 5, 2, 1, 2, 2, 1, 2, 1, 1])[0]
+    return random.Random(f"kind {seed}").choices(list(KINDS), [3, 5, 2, 1, 2, 2, 3, 1, 2, 1, 1])[0]

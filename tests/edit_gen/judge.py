@@ -40,7 +40,7 @@ LARGE = {5: 6.0}
 STEPS = 2
 NEAR, NEAR_OF_HALVES = 2e-4, 3e-2
 """Of the largest element of a value, or of how far it moves."""
-OF_MANIFEST = ("pieces", "exchanged pieces", "files", "boxes", "peers", "starts")
+OF_MANIFEST = ("pieces", "exchanged pieces", "files", "boxes", "starts", "phases", "schedule")
 
 
 def numbers_of(folder: Path, leaves: SampledLeaves, states: Numbers, accumulate: int, whole: bool) -> Numbers:
@@ -214,6 +214,15 @@ class Folder:
                 else:
                     one["files"][phase], two["files"][phase] = two["files"][phase], one["files"][phase]
                 done = f"{phase} of {one['rank']} and {two['rank']}"
+        elif kind == "phases" and "phases" in record:
+            phases = record["phases"]
+            if draw.random() < 0.3:
+                draw.shuffle(phases)
+            else:
+                draw.choice(phases)["times"] += draw.choice([1, -1, -1, 1 - self.accumulate, self.accumulate - 1])
+            done = f"{phases}"
+        elif kind == "schedule" and (copy / "schedule.txt").is_file():
+            done = _other_actions(draw, copy / "schedule.txt")
         elif kind == "starts":
             return self._starts(draw, copy)
         if done:
@@ -338,6 +347,25 @@ def other_lines(draw: random.Random, lines: list[dict[str, Any]]) -> None:
             line[key] = other[key]
     else:
         lines[one], lines[two] = lines[two], lines[one]
+
+
+def _other_actions(draw: random.Random, path: Path) -> str:
+    """Two actions of a schedule exchanged, one left out, said twice, or of another micro-batch."""
+    lines = path.read_text().split("\n")
+    rows = [at for at, line in enumerate(lines) if line.split()[:1] and line.split()[0].isdigit()]
+    one, two = draw.sample(rows, 2)
+    near = [at for at in rows if at > one and lines[at].split()[0] == lines[one].split()[0]]
+    kind = draw.choice(["near", "near", "far", "without", "again", "other"])
+    done = f"{kind} {lines[one].split()} {lines[two].split()}"
+    if kind in ("near", "far"):
+        two = near[0] if kind == "near" and near else two
+        lines[one], lines[two] = lines[two], lines[one]
+    elif kind == "other":
+        lines[one] = " ".join([*lines[one].split()[:3], lines[two].split()[3]])
+    else:
+        lines[one : one + 1] = [lines[one]] * (2 * (kind == "again"))
+    path.write_text("\n".join(lines))
+    return done
 
 
 def _kept(one: Numbers, two: Numbers) -> Numbers:

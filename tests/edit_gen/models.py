@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from corpus.drawn_ranks import SEEDS, Form, Ranks, drawn_model, fits
+from corpus.drawn_ranks import SEEDS, Form, Ranks, drawn_model, drawn_node, fits, left_node
 from draws import Verdict
 
 import gopt
@@ -49,9 +49,13 @@ def again(ranks: Ranks, shown: Shown, seed: int) -> bool:
         return False
 
 
-def judged(seed: int, edits: int, folder: Path) -> Iterator[tuple[str, Verdict]]:
+NODES = {"models": drawn_node, "left": left_node}
+"""Kind of models -> what draws nodes."""
+
+
+def judged(seed: int, edits: int, folder: Path, kind: str = "models") -> Iterator[tuple[str, Verdict]]:
     draw = random.Random(seed)
-    ranks = Ranks(drawn_model(draw), draw.choice([2, 3, 4]), draw)
+    ranks = Ranks(drawn_model(draw, NODES[kind]), draw.choice([2, 3, 4]), draw)
     shown = ranks.shown()
     relation = ranks.relation(shown)
     for number in range(edits + 1 if shown else 0):

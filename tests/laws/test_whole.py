@@ -151,7 +151,9 @@ def test_a_new_value_of_a_stored_number_is_not_taken_for_the_loss(tmp_path):
     the loss, and each rank had a scale of its own."""
     w = written(81192, 4, 1)
     onnx.save(w.model(), tmp_path / "step.onnx")
-    with pytest.raises(UnsupportedError, match=r"'s\.new' may be the new value of 's'"):
+    with pytest.raises(UnsupportedError, match=r"'s\.new' may be the new value of 's'") as refused:
         gopt.load(tmp_path / "step.onnx")
+    assert "if it is a loss, say so: --loss s.new" in refused.value.hints
+    assert gopt.load(tmp_path / "step.onnx", roles=RoleMap(loss="s.new")).training.losses == ("s.new",)
     training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states={"s": "s.new"})).training
     assert training.losses == ("loss",) and "s" in training.gradients

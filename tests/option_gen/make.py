@@ -26,10 +26,13 @@ from gopt.schedules.schedule_file import to_text
 
 STREAM = "stream "
 """A step of ``mesh_gen``: this, and the seed of its recipe."""
+DROPPED = "dropped "
+"""A step of ``mesh_gen`` with fewer tokens behind a block: this, and the seed."""
 STRUCTURE, WRITTEN = "structure ", "written "
 """Steps of ``whole_gen``, of the table of structures or not: this, and the seed."""
 STEPS: Mapping[str, Callable[[int], ModelProto]] = {
-    STREAM: lambda seed: make(Recipe.draw(seed)).model, STRUCTURE: lambda seed: of_seed(seed, SAMPLES, 1).model(),
+    STREAM: lambda seed: make(Recipe.draw(seed)).model, DROPPED: lambda seed: make(Recipe.dropped(seed)).model,
+    STRUCTURE: lambda seed: of_seed(seed, SAMPLES, 1).model(),
     WRITTEN: lambda seed: of_plan(seed, SAMPLES, 1).model(),
 }  # fmt: skip
 FORM = " / "
@@ -41,7 +44,7 @@ SMALL = ("mlp_*", "cnn_*", "emb_*", "gpt_adamw", "optim/*", "sparse/*", "familie
 AXES = ("pp", "dp", "shard", "tp")
 OWN_AXES = {
     "cnn_*": "hw", "*/vit_*": "hw", "gpt_*": ("cp", "sp"), "*/llama_*": ("cp", "sp"), "*/moe_*": ("ep", "ep", "cp"),
-    f"{STREAM}*": ("cp", "sp", "ep"),
+    f"{STREAM}*": ("cp", "sp", "ep"), f"{DROPPED}*": (*("cp", "sp") * 3,),
 }  # fmt: skip
 """Fixtures -> axes that split what only they have: rows of images, tokens, experts."""
 MOST_RANKS = 8
@@ -139,6 +142,11 @@ def outcomes(step: str, *good: str) -> tuple[str, ...]:
 def structure(seed: int) -> str:
     """The name of a drawn step of a seed: of a structure, two of three times."""
     return f"{STRUCTURE if seed % 3 else WRITTEN}{seed}"
+
+
+def dropped(seed: int) -> str:
+    """The name of a drawn step with fewer tokens."""
+    return f"{DROPPED}{seed}"
 
 
 def wild(seed: int) -> str:

@@ -38,6 +38,8 @@ NEAR = 1e-3
 """Of the largest element: constants such as 1 - 0.999 are stored in float32, and the proof takes what is meant."""
 NEAR_OF_HALVES = 1e-2
 """An element beside a step of a half may be rounded to the other side."""
+SUMMING = ("AllReduce", "Reduce", "ReduceScatter")
+"""Calls in float64: terms in float32 that cancel one another leave their digits in a sum of nothing."""
 LEAST = 10
 """Values that are compared, at least."""
 
@@ -104,13 +106,18 @@ class WideProgram:
         return list(self.graph.inputs)
 
     def run(self, feeds: Mapping[str, Array]) -> Generator[Call, list[Array], Values]:
-        """Yields every call with its operands, in their declared types; see ``rank_files.Program``."""
+        """Yields every call with its operands, in their declared types where nothing is summed; see
+        ``rank_files.Program``."""
         graph, self.turns = self.graph, self.turns + 1
         values = {name: _wide(value) for name, value in feeds.items()}
         values |= {name: self._meant(name) for name in graph.initializers if name not in feeds}
         for node in graph.nodes:
             if node.domain == COMM:
-                operands = [_typed(values[name], graph.types[name]) if name else None for name in node.inputs]
+                wide = node.op_type in SUMMING
+                operands = [
+                    (values[name] if wide else _typed(values[name], graph.types[name])) if name else None
+                    for name in node.inputs
+                ]
                 results = yield node.to_proto(), operands
             else:
                 read = [values[name] for name in (*node.inputs, *node.captures) if name]
@@ -174,6 +181,7 @@ def run_in_float64(folder: Path, seed: int) -> list[WideProgram]:
     with warnings.catch_warnings(action="ignore"):
         if relation.plan is None:
             world = World(folder)
+            world.runs = [world.plain for _ in world.ranks]  # the first micro-step is the first to run
             held = [world.feeds(rank, states) for rank in world.ranks]
             world.programs = {phase: [programs[rank, phase] for rank in world.ranks] for phase in relation.schedule}
             world.step(held, [[batch | leaves.settings for batch in turn] for turn in zip(*batches)])

@@ -27,6 +27,23 @@ def test_one_at_a_time():
     assert not is_locked(path) and path.exists()
 
 
+def test_a_file_that_its_job_removed_is_no_lock(monkeypatch):
+    """A job that could write nothing removes its lock: one who opened the file before would lock a file of no name."""
+    path = Path("lock")
+    first = lock_file(path)
+
+    def ended(number: int, how: int = 0) -> LockState:
+        if path.exists() and os.path.samestat(os.fstat(first), os.stat(path)):
+            path.unlink()
+        return try_lock(number, how) if how else LockState.MINE
+
+    monkeypatch.setattr(lock, "try_lock", ended)
+    second = lock_file(path)
+    assert second is not None and lock.is_at(second, path)
+    os.close(first)
+    os.close(second)
+
+
 def test_those_who_look_do_not_meet():
     """A shared lock: one who looks does not seem to be a job to another who looks."""
     Path("lock").touch()

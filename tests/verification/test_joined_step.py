@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,25 @@ def test_micro_steps_are_joined_as_ranks_are(tmp_path):
     b = Builder()
     sgd(b, perceptron(b, (3, 5, 2)))
     assert verified(b.save(tmp_path / "step.onnx"), accumulate=2).large_batch.outcome is LargeBatch.EQUAL
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_equal_on_these_batches_alone_is_told_as_such(masked, tmp_path):
+    """A note said "not the step of one large batch", and the line above it "equal"."""
+    if masked:
+        result = verified(FIXTURES / "real" / "tagger_padding.onnx")
+        assert "equal, " in result.large_batch.line() and "without labels to ignore" in result.large_batch.line()
+        assert result.notes[0].endswith(" off on batches with labels to ignore")
+    else:
+        b = Builder()
+        sgd(b, perceptron(b, (3, 5, 2), loss="weighted"))
+        ranks, random = gopt.shard(b.save(tmp_path / "step.onnx"), 2), np.random.default_rng(0)
+        data = [{"x": random.normal(size=(4, 3)), "y": random.normal(size=(4, 2)), "mask": np.ones((4, 1))}] * 2
+        np.savez(tmp_path / "data.npz", **{name: np.concatenate([each[name] for each in data]) for name in data[0]})
+        result = gopt.verify(ranks, steps=1, confirm=False, data=str(tmp_path / "data.npz"))
+        assert result.large_batch.line().startswith("one large batch: equal on these batches")
+        assert re.search(r": [0-9.e-]+ off on these batches$", result.notes[0])
+    assert result.notes[0].startswith("not the step of one large batch on every batch: ")
 
 
 def test_a_reduction_of_gradients_that_is_wrong_is_seen_and_named():

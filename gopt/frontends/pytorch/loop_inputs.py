@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,16 +26,20 @@ class LoopInputs:
         cls, chain: Sequence[ast.stmt], loop: TrainingLoop, trained: Collection[str], arrays: Collection[str]
     ) -> LoopInputs:
         """The inputs of a chain of statements to a loss: the names of a loop over a loader, else the results of
-        statements before a use of the trained names, else the ``arrays`` of the script in it."""
+        statements before a use of the trained names, and rows of the ``arrays`` of the script, taken by an index beside
+        a use; else these arrays."""
         if loop.names:
             return cls(loop.names, (), tuple(chain))
         reached, front, behind = set(trained), list[ast.stmt](), list[ast.stmt]()
+        rows = _Rows(arrays, reached)
         for statement in chain:
             if reached & _names(statement):
-                behind.append(statement)
+                taken = rows.visit(copy.deepcopy(statement)) if isinstance(statement, _SIMPLE) else statement
+                behind.append(statement if ast.dump(taken) == ast.dump(statement) else taken)
                 reached |= bound(statement)
             else:
                 front.append(statement)
+        front += rows.taken()
         read = {name for statement in behind for name in _names(statement)}
         names = [name for statement in front for name in sorted(bound(statement)) if name in read]
         if not front:
@@ -46,6 +52,35 @@ class LoopInputs:
             start = ast.unparse(loop.over.args[0]) if len(loop.over.args) > 1 else "0"
             front[:0] = ast.parse(f"{counter} = {start}").body
         return cls(tuple(dict.fromkeys(names)), tuple(front), tuple(behind))
+
+
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+"""Expressions with names of their own."""
+
+
+class _Rows(ast.NodeTransformer):
+    """Gives a name to each ``X[i:i + 8]``, by an index that is computed, of ``arrays`` without one of the names
+    ``reached`` in it."""
+
+    def __init__(self, arrays: Collection[str], reached: Collection[str]) -> None:
+        self._arrays, self._reached, self._named = arrays, reached, dict[str, str]()
+
+    def taken(self) -> list[ast.stmt]:
+        """The assignments of the names."""
+        return ast.parse("\n".join(f"{name} = {text}" for text, name in self._named.items())).body
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        names, text, base = _names(node), ast.unparse(node), ast.unparse(node.value)
+        is_row = _names(node.slice) and not _names(node.value).isdisjoint(self._arrays)
+        if not is_row or not names.isdisjoint(self._reached) or isinstance(node.ctx, ast.Store):
+            return self.generic_visit(node)
+        name = re.sub(r"\W+", "_", f"{base}_batch")
+        more = sum(known.startswith(name) for of, known in self._named.items() if of != text)
+        return ast.Name(self._named.setdefault(text, f"{name}{more + 1 if more else ''}"), node.ctx)
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        return node if isinstance(node, _SCOPES) else super().generic_visit(node)
 
 
 def _names(node: ast.AST) -> set[str]:

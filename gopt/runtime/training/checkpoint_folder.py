@@ -11,9 +11,10 @@ import hashlib
 import os
 import secrets
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from gopt.system.staging import replace_file, staged_file, sweep
 from gopt.text.sanitize import show_path
 
 _HINT = "choose another folder"
+_SHARED = (LOCK_FILE, MANIFEST_FILE, REPORT_FILE, SOURCE_FILE)
+"""The files beside the steps, with the large constants of the source."""
 
 
 def check_checkpoint_folder(root: Path, folder: Path) -> None:
@@ -69,9 +72,12 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
     job takes the identity of the present steps, or a new identity. The open file is the lock.
 
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
-    can be written.
+    can be written: then nothing stays that was not there.
     """
-    number = _guarded(root, lambda: _lock(root))
+    missing = list(takewhile(lambda path: not path.exists(), (root, *root.parents)))
+    present = set() if missing else {path.name for path in root.iterdir()}
+    with _undone(lambda: _remove_folders(missing)):
+        number = _guarded(root, lambda: _lock(root))
 
     def begin() -> str:
         sweep(root)
@@ -82,11 +88,37 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
         prune(root, keep)
         return run
 
+    def undo() -> None:
+        for path in root.iterdir() if MANIFEST_FILE not in present else ():  # else it may name a new file
+            if path.name not in present and (path.name in _SHARED or VALUES_FILE.fullmatch(path.name)):
+                path.unlink()
+        _remove_folders(missing)
+
     try:
-        yield _guarded(root, begin), number
+        with _undone(undo):
+            run = _guarded(root, begin)
+        yield run, number
     finally:
         with suppress(OSError):  # nothing was written by it
             os.close(number)
+
+
+@contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo what was begun where the disk refuses it."""
+    try:
+        yield
+    except RunError as error:
+        if isinstance(error.__cause__, OSError):
+            with suppress(OSError):
+                undo()
+        raise
+
+
+def _remove_folders(folders: Iterable[Path]) -> None:
+    """Remove empty folders, the innermost first."""
+    for folder in folders:
+        folder.rmdir()
 
 
 def check_there(root: Path, number: int) -> None:

@@ -31,6 +31,7 @@ from gopt.records.boxes import ranges_of
 from gopt.records.mesh import PIPELINE
 from gopt.runtime.capacity import check_elements
 from gopt.runtime.inlined_functions import inlined
+from gopt.runtime.step_runs import check_schedule
 from gopt.text.sanitize import show
 from gopt.verification.certificate.field import Array
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
@@ -51,12 +52,12 @@ class FolderCheck(NodeChecker):
     """The lines of a certificate beside the files of a folder."""
 
     def __init__(self, home: Path, text: str) -> None:
-        self.home, self.number = home, 0
+        self.home, self.number, self.lines = home, 0, text.split("\n")
         self.manifest, self.mesh = read_manifest(home)
         check_all_ranks(self.manifest, home)
+        check_schedule(home, self.manifest, self.mesh)
         check_files(home, self.manifest.files)
         members = {**dict(self.mesh.axes), MICRO: self.manifest.accumulate}
-        self.lines = text.split("\n")
         super().__init__(
             {axis: size for axis, size in members.items() if size > 1 or axis != MICRO},
             hashlib.sha256(text.encode()).hexdigest(),
@@ -136,11 +137,10 @@ class FolderCheck(NodeChecker):
             self.varies.append(frozenset(axes))
             self.formed(index)
             self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
-            self.counted.append(op == "counted" or any(self.counted[operand] for operand in operands))
+            self.counted.append(op in ("counted", "weight") or any(self.counted[operand] for operand in operands))
             inner = reduce(or_, (self.leaves[operand] for operand in operands), 0 if operands else 1 << index)
-            risks = reduce(or_, (self.risks[operand] for operand in operands), 0)
             self.leaves.append(inner)
-            self.risks.append(risks if op in NUMBERS else inner)
+            self.risks.append(reduce(or_, map(self.risks.__getitem__, operands), 0) if op in NUMBERS else inner)
 
     def _claims(self) -> None:
         """States, inputs, combined values and outputs: what is claimed of the source."""

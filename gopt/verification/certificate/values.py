@@ -38,7 +38,7 @@ WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), 
 NUMBERS = names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED) | {
     "one", "state", "initial state", "batch", "input", "sum so far", "draw", "linear", "product", "view", "flat",
     "take", "total", "reduced", "largest", "smallest", "sum along", EXP, "permuted", "round", "cast", "on member",
-    "gathered", "in a row", "extreme of a part", "parted", "rows", "rows added", "counted", "times zero",
+    "gathered", "in a row", "extreme of a part", "parted", "rows", "rows added", "counted", "weight", "times zero",
 }  # fmt: skip
 """Forms and operators whose results are numbers where the operands are."""
 Cut = tuple[tuple[int, Any], ...]
@@ -47,7 +47,7 @@ PADDED = "Pad"
 CARRIED = ("view", "flat", "take", "permuted", "on member", "Expand")
 """Forms that move elements; an Expand without attributes repeats them."""
 SINGLE = frozenset(CARRIED) - {"flat"} | {
-    "inverse", "total", "sum along", "reduced", "gathered", "counted", "digits", "round", "cast", "parted",
+    "inverse", "total", "sum along", "reduced", "gathered", "counted", "weight", "digits", "round", "cast", "parted",
     "extreme of a part",
 }  # fmt: skip
 """Forms of one operand."""
@@ -228,7 +228,7 @@ class PointValues(PrimeField):
             ordered = op == "flat" or list(operands) == sorted(set(operands))
             fits = fits and ordered and len(attributes) == len(operands)
         inner = {self.forms[of].op for of in operands}
-        if op in ("view", "inverse", "counted"):
+        if op in ("view", "inverse", "counted", "weight"):
             fits = fits and attributes is None and (op != "view" or "view" not in inner)
         if op in ("flat", "take", "total"):
             fits = fits and inner.isdisjoint(("flat",) if op == "take" else ("view", "flat"))
@@ -241,9 +241,8 @@ class PointValues(PrimeField):
             fits = fits and len(attributes) == (2 if op == "parted" else 3)
         if op == "reduced":
             fits = fits and attributes[0] in ("sum", *IDENTITY) and len(attributes) == 2
-        if self.varies[number] and (op not in VARYING or not self.varies[number] <= self.extents.keys()):
-            fits = False
-        if not fits:
+        varies = self.varies[number]
+        if not fits or (varies and (op not in VARYING or not varies <= self.extents.keys())):
             raise WrongLine(str(self.forms[number]), f"{op} in normal form")
 
     def inside(self, core: int) -> set[int]:
@@ -657,6 +656,7 @@ FORMS: Mapping[str, Any] = {
     "in a row": lambda self, axis, values, shape: joined(values, self.lead + axis),
     "iterated": PointValues.iterated,
     "counted": lambda self, attributes, values, shape: self.hashed("counted", values[0]),
+    "weight": lambda self, attributes, values, shape: values[0],
     "digits": lambda self, attributes, values, shape: self.hashed(("digits", attributes), values[0]),
     "round": lambda self, to, values, shape: self.rounded(values[0], to),
     "cast": lambda self, types, values, shape: self.hashed(("cast", *types), values[0]),

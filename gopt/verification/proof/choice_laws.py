@@ -13,7 +13,7 @@ from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.forms import CHOICE, Shape, broadcast, elements
+from gopt.verification.proof.forms import CHOICE, LINEAR, TAKE, VIEW, Shape, broadcast, elements
 from gopt.verification.proof.masks import LARGEST_DIMENSION
 from gopt.verification.proof.movements import LOOKUP
 from gopt.verification.proof.selections import Selection, along, joined, length, nth, replaced, sizes_of
@@ -151,7 +151,28 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
         return None
     if value == 1:
         return expressions.counted(otherwise) if expressions.root(otherwise) == expressions.root(counts[0]) else None
-    return otherwise if expressions.has_factor(otherwise, expressions.root(counts[0])) else None
+    count = expressions.root(counts[0])
+    return _by_weight(expressions, otherwise, count) if expressions.has_factor(otherwise, count) else None
+
+
+def _by_weight(expressions: Expressions, number: int, count: int) -> int:
+    """A multiple of a count, with the weight in place of the count."""
+
+    def of(root: int) -> int:
+        op, attributes, operands, shape = expressions.all[root]
+        if op == TAKE:
+            return expressions.take(of(operands[0]), cast(Selection, attributes))
+        if op == VIEW:
+            return expressions.view(of(operands[0]), shape)
+        if op == LINEAR:
+            return expressions.linear({of(atom): factor for atom, factor in expressions.terms(root)}, shape)
+        powers = dict(expressions.factors(root))
+        powers[count] -= 1
+        pairs = [*((factor, power) for factor, power in powers.items() if power), (expressions.weight(count), 1)]
+        return expressions.product(*zip(*pairs))
+
+    ranges = ((of(root), start, stop) for root, start, stop in expressions.apart(number))
+    return expressions.view(expressions.flat(ranges), expressions.shape(number))
 
 
 def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -169,7 +190,7 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         at = int(arrays[1].item())
         part = reader.expressions.take(operands[0], along(axis, ((at, at + 1),), len(sizes)))
         return reader.expressions.view(part, (*sizes[:axis], *arrays[1].shape, *sizes[axis + 1 :]))
-    if arrays[1] is not None and isinstance(size, int) and (arrays[1] < 0).any():
+    if arrays[1] is not None and isinstance(size, int) and -size <= arrays[1].min(initial=0) < 0:
         index = reader.expressions.from_array(
             np.where(arrays[1] < 0, arrays[1] + size, arrays[1]).astype(arrays[1].dtype)
         )

@@ -278,8 +278,8 @@ class SourceSweep(Sweep):
 
 
 def weighed(expressions: Expressions, number: int, weight: int) -> int:
-    """A value times a weight."""
-    return expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [number, weight])
+    """A value times a weight; zeros where the weight is zero, whatever the value is there."""
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [number, expressions.weight(weight)])
 
 
 def weighted_mean(expressions: Expressions, total: int, weights: int) -> int:

@@ -80,7 +80,7 @@ class Expressions(PartialSums):
         for term in terms:
             if self.all[term].op in (LOG, INVERSE):
                 inside = self._inside_sum(self.all[term].operands[0])
-                if inside and inside <= factors:
+                if inside and inside <= factors and all(map(self.finite.__getitem__, factors - inside)):
                     return True
         return False
 

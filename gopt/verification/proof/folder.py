@@ -25,6 +25,7 @@ from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
 from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
+from gopt.runtime.step_runs import check_schedule
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
@@ -48,6 +49,7 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
     check_all_ranks(manifest, home)
+    check_schedule(home, manifest, mesh)
     advance("reading the source")
     training, _ = source_training(home, None, manifest, mesh)
     check_roles(manifest, training, home)

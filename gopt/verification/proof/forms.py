@@ -24,8 +24,9 @@ Coefficient: TypeAlias = int | Fraction
 """An exact rational: whole ones as integers, which are faster."""
 ONE = 0
 """The number of the constant one."""
-LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, PARTED, REDUCED, COUNTED, ITERATED, INVERSE = (
-    "linear", "product", "view", "flat", "take", "total", "parted", "reduced", "counted", "iterated", "inverse",
+LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, PARTED, REDUCED, COUNTED, WEIGHT, ITERATED, INVERSE = (
+    "linear", "product", "view", "flat", "take", "total", "parted", "reduced", "counted", "weight", "iterated",
+    "inverse",
 )  # fmt: skip
 """The forms that have laws."""
 LARGEST, SMALLEST = "largest", "smallest"

@@ -36,6 +36,7 @@ from gopt.verification.proof.forms import (
     TAKE,
     TOTAL,
     VIEW,
+    WEIGHT,
     Expression,
     Shape,
     elements,
@@ -47,8 +48,10 @@ NOWHERE: frozenset[str] = frozenset()
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
     LARGEST, SMALLEST, SUM, EXTREME_PART, LOOKED_UP, ADDED, PERMUTED, "round", "cast", "on member", "gathered",
-    CONCAT, COUNTED,
-}) | names(lambda record: record.finite or (record.slopes and max(record.slopes) < Slope.CURVED))  # fmt: skip
+    CONCAT, COUNTED, WEIGHT,
+}) | names(lambda record: record.finite or (
+    record.slopes and max(record.slopes) < Slope.CURVED and (record.total or not record.elementwise)
+))  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
 count that is kept from zero is one, and so is any whole number."""
 _APART_FROM_ZERO = names(lambda record: record.finite_above_zero) | {INVERSE}
@@ -119,8 +122,8 @@ class Numbering:
             self.varies.append(axes)
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
             finite = (apart or op in _FINITE) and all(map(self.finite.__getitem__, of))
-            self.finite.append(whole or finite)
             count = elements(shape)
+            self.finite.append(whole or (finite and not (count and 0 in map(self._counts.__getitem__, operands))))
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
             single = op == LINEAR and count != 1 and self._are_single(operands)

@@ -348,10 +348,11 @@ class NodeReader:
         expressions = self.expressions
         if not operands or not (record.work or record.pieces == "sum"):
             return False
-        factors = [operand for slot, operand in enumerate(operands) if record.slope(slot) is Slope.LINEAR]
-        zeros = len(factors) == len(operands) and all(map(expressions.finite.__getitem__, operands))
-        zero = zeros and any(expressions.uniform(operand) == 0 for operand in factors)
-        return zero or expressions.elements(operands[0]) == 0
+        linear = all(record.slope(slot) is Slope.LINEAR for slot, _ in enumerate(operands))
+        if expressions.elements(operands[0]) == 0:
+            return linear or len(operands) < 3  # a third operand may be added
+        zeros = (operand for operand in operands if expressions.uniform(operand) == 0)
+        return linear and all(map(expressions.finite.__getitem__, operands)) and any(zeros)
 
     def plain(
         self, node: Node, operands: Sequence[int | None], present: Sequence[int], shapes: Sequence[Shape]

@@ -16,6 +16,7 @@ from gopt.verification.proof.forms import (
     PRODUCT,
     REDUCED,
     VIEW,
+    WEIGHT,
     Coefficient,
     Shape,
     broadcast,
@@ -158,16 +159,26 @@ class Products(StoredValues):
                 continue
             count = self.all[counted].operands[0]
             axes = self.counts.get(self.bare(count), NOWHERE)
-            if count in factors and any(self._weighted(factor, axes) for factor in factors if factor != count):
-                common = min(factors[divisor], factors[count])
-                factors[divisor], factors[count] = factors[divisor] - common, factors[count] - common
+            for near in [factor for factor in factors if count == self._counting(factor)]:
+                rest = (factor for factor in factors if factor != near)
+                if any(self._weighted(factor, axes, every=near == count) for factor in rest):
+                    common = min(factors[divisor], factors[near])
+                    factors[divisor], factors[near] = factors[divisor] - common, factors[near] - common
 
-    def _weighted(self, number: int, axes: frozenset[str]) -> bool:
-        """Return whether an expression is a sum of multiples of a count, of members along ``axes`` alone."""
+    def _counting(self, number: int) -> int:
+        """The count of a weight; any other expression itself, without the coefficient."""
+        bare = self.bare(number)
+        return self.all[bare].operands[0] if self.all[bare].op == WEIGHT else bare
+
+    def _weighted(self, number: int, axes: frozenset[str], *, every: bool) -> bool:
+        """Return whether an expression is a sum of multiples of a weight, of members along ``axes`` alone.
+
+        ``every``: of a count as well."""
         op, attributes, operands, _ = self.all[self.root(number)]
         if op == REDUCED:
-            return attributes[1] <= axes and self._weighted(operands[0], axes)  # type: ignore[index]
-        summed = [self.counts.get(self.bare(factor)) for factor in operands if op == PRODUCT]
+            return attributes[1] <= axes and self._weighted(operands[0], axes, every=every)  # type: ignore[index]
+        weights = (factor for factor in operands if op == PRODUCT and (every or self.all[factor].op == WEIGHT))
+        summed = [self.counts.get(self._counting(factor)) for factor in weights]
         return any(within is not None and within <= axes for within in summed)
 
     def undivided(self, number: int) -> int:

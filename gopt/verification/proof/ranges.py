@@ -11,6 +11,7 @@ from gopt.verification.proof.forms import (
     FLAT,
     TAKE,
     VIEW,
+    WEIGHT,
     Coefficient,
     Piece,
     Shape,
@@ -260,6 +261,11 @@ class Ranges(Products):
         A multiple of the count gives the same multiple of the result, because the dividend is zero with the count."""
         scale, atom = self._scale(number)
         return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
+
+    def weight(self, number: int) -> int:
+        """A count as a factor: a product with it is zero where the count is, whatever the other factors are."""
+        scale, atom = self._scale(number)
+        return self.scaled(self._number(WEIGHT, None, (self.root(atom),), self.shape(number)), scale)
 
     def has_factor(self, number: int, factor: int) -> bool:
         """Return whether an expression is a multiple of another of one element, in each of the ranges of a flat

@@ -26,6 +26,7 @@ from gopt.verification.proof.forms import (
     TAKE,
     TOTAL,
     VIEW,
+    WEIGHT,
     Expression,
     Part,
     Shape,
@@ -135,6 +136,8 @@ class Words:
             return f"({inner[0]})^-1" if " " in inner[0] else f"{inner[0]}^-1"
         if op == COUNTED:
             return f"{inner[0]} or 1"
+        if op == WEIGHT:
+            return inner[0]
         details = f"[{_details(attributes)}]" if self._detailed else ""
         return f"{op}{details}({', '.join(inner)}{more})"
 

@@ -27,3 +27,26 @@ def test_what_needs_no_module_is_the_batch(text, names, front):
     inputs = LoopInputs.of(chain, loop, ("net",), ("data", "wanted", "device"))
     assert inputs.names == names and list(map(ast.unparse, inputs.front)) == front
     assert [statement for statement in chain if statement not in inputs.front] == list(inputs.behind)
+
+
+ROWS = {
+    "slices": ("for i in range(0, 99, 8):\n    loss = f(net(data[i:i + 8]), wanted[i:i + 8])\n", (),
+               ["i = 0", "data_batch = data[i:i + 8]", "wanted_batch = wanted[i:i + 8]"],
+               ["loss = f(net(data_batch), wanted_batch)"]),
+    "drawn": ("for i in range(9):\n    at = randint(9)\n    out = net(data[at])[:, at]\n"
+              "    loss = f(out, data[at + 1])\n",
+              ("at",), ["at = randint(9)", "data_batch = data[at]", "data_batch2 = data[at + 1]"],
+              ["out = net(data_batch)[:, at]", "loss = f(out, data_batch2)"]),
+    "of a list": ("for i in range(9):\n    loss = f(net(stack([data[j] for j in data])), wanted[0])\n", (), [],
+                  ["loss = f(net(stack([data[j] for j in data])), wanted[0])"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "more", "front", "behind"), ROWS.values(), ids=ROWS)
+def test_rows_that_a_call_of_the_module_takes_are_the_batch(text, more, front, behind):
+    """They were read in the loss function, whose index was not there, or which stored all data in the step."""
+    loop = TrainingLoop.of(ast.parse(text + END))
+    inputs = LoopInputs.of(list(forward(loop.node.body, ())), loop, ("net",), ("data", "wanted"))
+    rows = [line.partition(" = ")[0] for line in front if "_batch" in line]
+    assert set(inputs.names) == {*more, *rows} and list(map(ast.unparse, inputs.front)) == front
+    assert list(map(ast.unparse, inputs.behind)) == behind

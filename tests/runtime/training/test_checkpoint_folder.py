@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from products import part, spread
 from recipes import Recipe, build
 
 import gopt.runtime.training.checkpoint_folder as home
+from gopt.system.lock import lock_file
+from gopt.system.staging import replace_file
 
 LONG = 300.0
 """Seconds that nothing takes, on however busy a machine."""
@@ -128,6 +131,30 @@ def test_a_step_that_could_not_be_written_is_told_before_the_first(capsys):
     Path("ck/step_00000003").mkdir(parents=True)
     Path("ck/step_00000003/notes.txt").write_text("mine")
     refused(train(3), 5, capsys, "step_00000003", "'notes.txt'")
+
+
+@pytest.mark.parametrize("written", [".gopt.lock", "source.onnx", "report.json", "manifest.json"])
+@pytest.mark.parametrize("there", [False, True])
+def test_nothing_stays_where_nothing_could_be_written(written, there, monkeypatch, capsys):
+    """The lock, and the files before the one for which there was no room, stayed."""
+    if there:
+        Path("ck").mkdir()
+        Path("ck/notes.txt").write_text("mine")
+
+    def full(path: Path, *rest: object) -> object:
+        if path.name == written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return lock_file(path) if path.name == ".gopt.lock" else replace_file(path, *rest)
+
+    monkeypatch.setattr(home, "replace_file", full)
+    monkeypatch.setattr(home, "lock_file", full)
+    assert train(1) == 5
+    error = capsys.readouterr().err
+    assert "the disk is full" in error and "nothing was written" in error
+    assert [path.name for path in Path().glob("ck/*")] == ["notes.txt"] * there and Path("ck").exists() is there
+    monkeypatch.setattr(home, "replace_file", replace_file)
+    monkeypatch.setattr(home, "lock_file", lock_file)
+    assert train(1) == 0
 
 
 def test_a_lock_that_is_a_link_is_not_followed(capsys):

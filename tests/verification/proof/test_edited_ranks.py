@@ -25,12 +25,15 @@ ROWS = {"x": {"split": ["tp", ""]}}
 COLUMNS = {"x": {"split": ["", "tp"]}}
 
 
-def proven(folder: Path, source: str, ranks: Sequence[str], inputs: Mapping[str, object]) -> RankProof:
-    """Ranks of a forward model, along tp."""
+def proven(
+    folder: Path, source: str, ranks: Sequence[str], inputs: Mapping[str, object], of_last: Mapping[str, object] = {}
+) -> RankProof:
+    """Ranks of a forward model, along tp; ``of_last``: other inputs of the last rank."""
     paths = [folder / f"{name}.onnx" for name in ("source", *range(len(ranks)))]
     for path, text in zip(paths, (source, *ranks)):
         onnx.save(onnx.parser.parse_model(f"{HEADER}\n{text}"), path)
     relation = {"format": "gopt-relation/1", "forward": True, "mesh": {"tp": len(ranks)}, "inputs": inputs}
+    relation["ranks"] = [{"rank": len(ranks) - 1, "inputs": of_last}]
     return gopt.prove(paths[0], ranks=paths[1:], relation=relation)
 
 
@@ -140,3 +143,53 @@ def test_the_checker_rounds_a_one(tmp_path):
     edit_rank(tmp_path / "ranks", 0, lambda model: retyped(model, TensorProto.BFLOAT16, TensorProto.FLOAT))
     assert gopt.prove(tmp_path / "ranks", certificate=tmp_path / "certificate").proven
     assert check(tmp_path / "ranks", (tmp_path / "certificate").read_text()).fault is None
+
+
+NO_NUMBERS = {
+    "a place before the first": ("y = Gather<axis=0>(x, three)", "y = Gather<axis=0>(x, before)"),
+    "a rest of a division by zero": ("y = Mul(x, zero)", "r = Mod<fmod=1>(x, x)  y = Mul(r, zero)"),
+    "the largest of a row with logarithms": (
+        "e = Exp(x)  s = ReduceSum(e, last)  y = Log(s)",
+        """e = Exp(x)  s = ReduceSum(e, last)  g = Log(s)  l = Log(b)  r = Add(x, l)  m = ReduceMax(r, last)
+           z = Sub(m, m)  y = Add(g, z)""",
+    ),
+    "a softmax less the largest of another row": (
+        "y = Softmax(x)",
+        """l = Log(b)  r = Add(x, l)  m = ReduceMax(r, last)  d = Sub(x, m)  e = Exp(d)  s = ReduceSum(e, last)
+           y = Div(e, s)""",
+    ),
+}  # fmt: skip
+"""What ranks compute has no numbers, or does not run, where the source has some."""
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_has_no_numbers_is_not_proven(name, tmp_path):
+    head = """model (float[4,6] x, float[4,6] b) => (float[N,M] y)
+        <int64[1] three = {3}, int64[1] before = {-5}, int64[1] last = {1}, float zero = {0}>"""
+    source, rank = (f"{head} {{ {text} }}" for text in NO_NUMBERS[name])
+    assert proven(tmp_path, source, [source] * 2, {}).proven
+    assert not proven(tmp_path, source, [rank] * 2, {}).proven
+
+
+HEAD = (
+    "model (float[4,{0}] x, float[{0},3] w, float[3] b) => (float[4,3] y) <int64[1] last = {{1}}, float zero = {{0}}>"
+)
+NOTHING = {"x": {"box": [[0, 4], [0, 0]]}, "w": {"box": [[0, 0], [0, 3]]}}
+
+
+@pytest.mark.parametrize(
+    ("of_source", "of_last"),
+    [
+        ("z = Gemm(x, w, b)", "z = Gemm(x, w, b)"),
+        *(("p = MatMul(x, w) z = Mul(p, zero)", f"m = {op}(x, last) q = MatMul(x, w) p = Mul(m, zero) z = Add(p, q)")
+          for op in ("ReduceMean", "ReduceMax")),
+    ],
+)  # fmt: skip
+def test_a_part_without_elements_adds_what_the_operator_says(of_source, of_last, tmp_path):
+    """A product of nothing is what is added to it, and a mean of nothing is no number."""
+    call = 'y = gopt.comm.AllReduce<group="tp">(z)'
+    source = f"{HEAD.format(6)} {{ {of_source.replace('z =', 'y =')} }}"
+    right, wrong = f"{HEAD.format(6)} {{ {of_source} {call} }}", f"{HEAD.format(0)} {{ {of_last} {call} }}"
+    plain = f"{HEAD.format(0)} {{ z = MatMul(x, w) {call} }}"
+    assert proven(tmp_path, source, [right, plain], {}, NOTHING).proven
+    assert not proven(tmp_path, source, [right, wrong], {}, NOTHING).proven

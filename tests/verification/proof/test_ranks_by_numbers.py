@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from option_gen.make import STREAM, Setting
+from option_gen.make import STREAM, Setting, dropped
 from option_gen.numbers import Ranks, judge
 from products import part
 
@@ -23,4 +23,10 @@ def test_what_was_found_stays_right(setting, tmp_path):
 @pytest.mark.parametrize("seed", part(range(360), 8))
 def test_expressions_are_what_ranks_compute(seed, tmp_path):
     verdict = judge(Ranks.draw(seed), tmp_path)
+    assert verdict.outcome in ("right", "refused"), verdict.why
+
+
+@pytest.mark.parametrize("seed", part(range(360), 2))
+def test_expressions_of_steps_with_fewer_tokens_are_what_ranks_compute(seed, tmp_path):
+    verdict = judge(Ranks.draw(seed, dropped(seed)), tmp_path)
     assert verdict.outcome in ("right", "refused"), verdict.why
