@@ -1,4 +1,4 @@
-"""Equal values at the end of what a TopK takes: which of them are taken is not defined, and PyTorch may take others."""
+"""Equal values at the end of the elements of a TopK: the choice among equals is open, and PyTorch's may be another."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from gopt.ir.graph import Graph
+from gopt.operators.kinds import ORDERED
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 
 
 def ties(graph: Graph, read: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yield a hint for each TopK of a graph with such values; ``read``: the inputs of a step."""
-    nodes = [node for node in graph.nodes if node.op_type == "TopK" and graph.type_of(node.outputs[0]).static]
+    nodes = [node for node in graph.nodes if node.is_in(ORDERED) and graph.type_of(node.outputs[0]).static]
     if not nodes:
         return
     shown = {node.inputs[0]: graph.type_of(node.inputs[0]) for node in nodes}
@@ -30,7 +31,7 @@ def ties(graph: Graph, read: Mapping[str, np.ndarray]) -> Iterator[str]:
         tied = ordered[..., last - 1] == ordered[..., last]
         if tied.any():
             yield (
-                f"{int(tied.sum())} of {tied.size} rows of {node.inputs[0]!r} have equal values where its top {count} "
-                "end: which of them are taken is not defined, and PyTorch takes others (a router that begins with "
-                "zeros): begin with values that differ"
+                f"{int(tied.sum())} of {tied.size} rows of {node.inputs[0]!r} have equal values at the end of the "
+                f"top {count}: the choice among equals is open, and PyTorch's is another (a router starting with zeros): "
+                "start with other values"
             )
