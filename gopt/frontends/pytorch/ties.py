@@ -32,6 +32,6 @@ def ties(graph: Graph, read: Mapping[str, np.ndarray]) -> Iterator[str]:
         if tied.any():
             yield (
                 f"{int(tied.sum())} of {tied.size} rows of {node.inputs[0]!r} have equal values at the end of the "
-                f"top {count}: the choice among equals is open, and PyTorch's is another (a router starting with zeros): "
-                "start with other values"
+                f"top {count}: the choice among equals is open, and PyTorch's is another (a router starting with "
+                "zeros): start with other values"
             )
