@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from math import prod
 
-from gopt.verification.proof.boxes import CHOICES, Box, Boxes
+from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.forms import CONCAT
-from gopt.verification.proof.selections import Runs, Selection, Sizes, joined, length, replaced, sizes_of, through
+from gopt.verification.proof.selections import (
+    Runs,
+    Selection,
+    Sizes,
+    joined,
+    length,
+    replaced,
+    shifted,
+    sizes_of,
+    through,
+)
+from gopt.verification.proof.surroundings import Surroundings
 
 RANGES = 1 << 18
 """Ranges of elements up to which values in a row are read as ranges: a row of rows doubles them at each node."""
 
 
-class BoxRows(Boxes):
+class BoxRows(Surroundings):
     """Rows of whole values and of parts."""
 
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
@@ -42,7 +53,7 @@ class BoxRows(Boxes):
             return result
         result = self._first_joined(numbers, self._boxes_in_row(numbers, axis, shape), axis)
         if self.sealed and (result is None or not self.in_source(result)):
-            around = _of_common_wholes([dict(islice(self.surroundings(number), CHOICES)) for number in numbers])
+            around = _of_common_wholes([dict(self.surroundings(number)) for number in numbers])
             nearby = self._first_joined(numbers, around, axis)
             result = result if nearby is None else nearby
         if result is None:
@@ -91,7 +102,7 @@ class BoxRows(Boxes):
         """Equal parts of the values of a row of the source, as this part of the row; None for any other values."""
         if any(self.root(number) < self.of_ranks for number in numbers):
             return None
-        rows = [dict(islice(self.surroundings(number), CHOICES)) for number in numbers]
+        rows = [dict(self.surroundings(number)) for number in numbers]
         for lead, selection in rows[0].items() if all(rows) else ():
             for row in self.readers(CONCAT, lead):
                 _, along, operands, _ = self.all[row]
@@ -132,10 +143,8 @@ class BoxRows(Boxes):
             return None
         lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
         offsets = [0, *accumulate(lengths)]
-        runs = joined(
-            (start + at, stop + at)
-            for (_, chosen), size, at in zip(rows, lengths, offsets) for start, stop in chosen[axis] or ((0, size),)
-        )  # fmt: skip
+        shifts = zip(rows, lengths, offsets)
+        runs = joined(run for (_, chosen), size, at in shifts for run in shifted(chosen[axis], size, at))
         whole = self.concatenated([number for number, _ in rows], axis)
         if self._sizes(whole) is None:  # of values that differ in the other dimensions
             return None
@@ -195,7 +204,7 @@ def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
     """The same ranges in each of several equal parts of a dimension."""
     for part, runs in along.items():
         if size % part == 0:
-            return joined((start + at, stop + at) for at in range(0, size, part) for start, stop in runs or ())
+            return joined(run for at in range(0, size, part) for run in shifted(runs or (), part, at))
     return None
 
 

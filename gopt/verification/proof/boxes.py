@@ -15,7 +15,6 @@ from gopt.verification.proof.forms import (
     FLAT,
     LINEAR,
     PARTED,
-    PRODUCT,
     TAKE,
     VIEW,
     Coefficient,
@@ -29,18 +28,17 @@ from gopt.verification.proof.selections import (
     Selection,
     Sizes,
     along,
-    flattened,
     inside,
     joined,
     normal,
     replaced,
+    shifted,
     sizes_of,
     through,
     unflattened,
     wholes,
     within,
 )
-from gopt.verification.proof.zeros import are_zero
 
 Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
@@ -60,8 +58,6 @@ class Boxes(Movements):
         """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
         self._parts_of_rows: dict[int, Box | None] = {}
-        self._nearby: dict[Box, Sequence[Box]] = {}
-        """A part -> equal parts of other values of the source."""
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
@@ -75,33 +71,6 @@ class Boxes(Movements):
                 self.known.setdefault(base[0], []).append((base[1], part))
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
-
-    @cached_property
-    def _results_of(self) -> dict[str, dict[Sizes, None]]:
-        """Operator -> the shapes of the results in the source."""
-        result: dict[str, dict[Sizes, None]] = {}
-        for op, _, _, shape in self.all[: self.of_ranks]:
-            if elements(shape) is not None:
-                result.setdefault(op, {})[shape] = None  # type: ignore[index]
-        return result
-
-    @cached_property
-    def _readers(self) -> dict[tuple[str, int], list[int]]:
-        """Operator and operand -> the expressions in the source, but for sums, products and rows."""
-        result: dict[tuple[str, int], list[int]] = {}
-        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
-            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
-                result.setdefault((op, operand), []).append(number)
-        return result
-
-    def lengths(self, op: str, dim: int) -> Sequence[int]:
-        """The lengths of a dimension in the results of an operator in the source."""
-        sizes = self._results_of.get(op, ()) if self.sealed else ()
-        return tuple(dict.fromkeys(shape[dim] for shape in sizes if dim < len(shape)))
-
-    def readers(self, op: str, operand: int) -> Sequence[int]:
-        """The readers of an expression in the source, of an operator."""
-        return self._readers.get((op, operand), ()) if self.sealed else ()
 
     def in_source(self, number: int) -> bool:
         """Return whether a value is a part, or some of the terms, of a value of the source."""
@@ -170,24 +139,18 @@ class Boxes(Movements):
 
     def _only(self, number: int, selection: Selection) -> Coefficient | None:
         """The constant in all selected values of a row."""
-        axis, at, values = cast(int, self.all[number].attributes), 0, set()
-        runs = selection[axis]
-        for operand in self.all[number].operands:
-            size = (self._sizes(operand) or ())[axis]
-            if runs is None or any(start < at + size and stop > at for start, stop in runs):
-                values.add(self.uniform(operand))
-            at += size
+        runs = selection[cast(int, self.all[number].attributes)]
+        values = {self.uniform(member) for member, low, high in self.members(number)
+                  if runs is None or any(start < high and stop > low for start, stop in runs)}  # fmt: skip
         return values.pop() if len(values) == 1 else None
 
     def _inside_one(self, number: int, selection: Selection) -> Box | None:
         """The value of a row with all selected elements, and the selection inside the value."""
-        axis, at = cast(int, self.all[number].attributes), 0
-        runs = selection[axis]
-        for operand in self.all[number].operands if runs else ():
-            size = (self._sizes(operand) or ())[axis]
-            if all(at <= start and stop <= at + size for start, stop in runs or ()):
-                return operand, replaced(selection, axis, joined((start - at, stop - at) for start, stop in runs or ()))
-            at += size
+        axis = cast(int, self.all[number].attributes)
+        runs = selection[axis] or ()
+        for member, low, high in self.members(number) if runs else ():
+            if all(low <= start and stop <= high for start, stop in runs):
+                return member, replaced(selection, axis, shifted(runs, 0, -low))
         return None
 
     def _inside_borders(self, number: int, selection: Selection) -> Box | None:
@@ -197,7 +160,7 @@ class Boxes(Movements):
             chosen = runs if runs is not None else ((0, size),)
             if any(start < front or stop > behind for start, stop in chosen):
                 return None
-            result.append(joined((start - front, stop - front) for start, stop in chosen))
+            result.append(shifted(chosen, size, -front))
         return (operand, tuple(result)) if result else None
 
     def _free(self, number: int) -> list[bool]:
@@ -374,95 +337,3 @@ class Boxes(Movements):
                 inner.append(part)
             else:
                 yield number, normal(inner, self._sizes(number) or ())
-
-    def surroundings(self, number: int) -> Iterator[Box]:
-        """The values of the source around a part, in all possible shapes: the value under the part in front, then the
-        values around the value, step by step."""
-        base, part = self._base(number), self._sizes(number) or ()
-        around = self._nearby.get(base, ()) if base is not None else ()
-        if base is not None and not around:
-            around = [box for box in self._around(base) if any(runs is not None for runs in box[1])]
-            self._nearby |= {base: around} if self.sealed else {}
-        for box in around:
-            yield from self._in_shape(*box, number).items()
-        for box in around if 1 in part else ():
-            yield from self._reshaped(*box, part)
-
-    def _around(self, base: Box) -> Iterable[Box]:
-        """A part, and equal parts of other values of the source: of the source's parts of the value, in any order, of
-        the value with borders, of equal sums, and of rows with the part."""
-        around, at = [base], 0
-        while at < min(len(around), CHOICES):
-            whole, selection = around[at]
-            around += self._containing(whole, selection, self._sizes(whole) or ())
-            around += self._containing_views(whole, selection)
-            around += self._padded(whole, selection)
-            around += self._equal_sums(whole, selection)
-            around += self._rows_around(whole, selection)
-            around += self._joined_around(whole, selection)
-            around, at = list(dict.fromkeys(around)), at + 1
-        return around
-
-    def _containing_views(self, whole: int, selection: Selection) -> Iterator[Box]:
-        """The source's parts of a value in other shapes around a selection."""
-        before = self._sizes(whole) or ()
-        for sizes in self._shapes_of(whole):
-            view = self.view(whole, sizes)
-            chosen = through(before, selection, sizes) if view in self.known else None
-            yield from self._containing(view, chosen, sizes) if chosen is not None else ()
-
-    def _padded(self, whole: int, selection: Selection) -> Iterator[Box]:
-        """The source's values with borders around a value."""
-        for number in self.readers(PADDED, whole):
-            ends, sizes = self.borders(number), self._sizes(whole) or ()
-            chosen = [joined((start + front, stop + front) for start, stop in runs or ((0, size),))
-                      for runs, size, (front, _) in zip(selection, sizes, ends)]  # fmt: skip
-            if ends and self.all[number].operands[0] == whole:
-                yield number, normal(chosen, self._sizes(number) or ())
-
-    def _joined_around(self, whole: int, selection: Selection) -> Iterator[Box]:
-        """The source's values in a row along an axis with a value."""
-        for row in self.readers(CONCAT, whole):
-            axis, at = cast(int, self.all[row].attributes), 0
-            for operand in self.all[row].operands if self._sizes(row) else ():
-                size = (self._sizes(operand) or ())[axis]
-                if operand == whole:
-                    runs = joined((start + at, stop + at) for start, stop in selection[axis] or ((0, size),))
-                    yield row, replaced(selection, axis, runs)
-                at += size
-
-    def _rows_around(self, whole: int, selection: Selection) -> Iterator[Box]:
-        """The source's rows of ranges that have a part of a value, in order."""
-        rows = self._rows.get(self.root(whole), ())[:CHOICES] if self.sealed else ()
-        runs = flattened(selection, self._sizes(whole) or ()) if rows else None
-        pieces = [(self.root(whole), start, stop) for start, stop in runs or ()]
-        yield from filter(None, (self._elements_in(row, pieces) for row in rows if pieces))
-
-    @cached_property
-    def pads(self) -> bool:
-        """Whether the source pads a value."""
-        return any(op == PADDED for op, *_ in self.all[: self.of_ranks])
-
-    @cached_property
-    def _sums_of(self) -> dict[int, list[int]]:
-        """Root of a term -> the sums in the source."""
-        result: dict[int, list[int]] = {}
-        for number, (op, _, operands, _) in enumerate(self.all[: self.of_ranks]):
-            for root in map(self.root, operands) if op == LINEAR else ():
-                result.setdefault(root, []).append(number)
-        return result
-
-    def _equal_sums(self, whole: int, selection: Selection) -> Iterator[Box]:
-        """The source's sums of the terms of a value and of terms that are zero where selected."""
-        terms, shape = dict(self.terms(whole)) if self.sealed and self.pads else {}, self.shape(whole)
-        rows = (self._sums_of.get(self.root(atom), ()) for atom in terms)
-        row = min(filter(None, rows), key=len, default=())
-        for number in [*row[:1], *row[:0:-1]][:CHOICES]:  # terms are added one by one, and the last sum is read
-            if number == self.root(whole) or self.elements(number) != self.elements(whole):
-                continue
-            summed = self.view(number, shape)
-            more = dict(self.terms(summed))
-            fits = terms.items() <= more.items()
-            rest = more.keys() - terms.keys() if fits else ()  # the selection is of this shape
-            if fits and all(self.shape(atom) == shape and are_zero(self, atom, selection) for atom in rest):
-                yield summed, selection

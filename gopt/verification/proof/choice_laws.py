@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.boxes import CHOICES
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.forms import CHOICE, LINEAR, TAKE, VIEW, Shape, broadcast, elements
@@ -58,7 +57,7 @@ def _part_of_choice(reader: NodeReader, node: Node, operands: Sequence[int], sha
     expressions = reader.expressions
     fits = shape is not None and broadcast(map(expressions.shape, operands)) == shape  # the file may say another
     for lead in operands if fits and expressions.sealed and reader.floating(node) else ():
-        for whole, selection in islice(expressions.surroundings(lead), CHOICES):
+        for whole, selection in expressions.surroundings(lead):
             for choice in expressions.readers(node.op_type, whole):
                 sizes = cast(tuple[int, ...], expressions.shape(choice))
                 if expressions.shape(whole) != sizes or sizes_of(selection, sizes) != shape:
@@ -200,7 +199,7 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     expressions, box = reader.expressions, reader.expressions.box(operands[0])
     if arrays[1] is None or expressions.readers(node.op_type, operands[0]):
         return None
-    around = islice(expressions.surroundings(operands[0]), CHOICES)
+    around = expressions.surroundings(operands[0])
     read = (row for row in (box, *around) if row is not None and expressions.readers(node.op_type, row[0]))
     box, indices = next(read, box), arrays[1]
     if box is None:

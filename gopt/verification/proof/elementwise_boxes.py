@@ -85,7 +85,7 @@ class ElementwiseBoxes(BoxRows):
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or len(shape) == 1:
             return None
-        rows = [list(dict.fromkeys(islice(self.surroundings(operand), CHOICES))) for operand in operands]
+        rows = [self.surroundings(operand) for operand in operands]
         tried: list[dict[int, tuple[int, Runs]]] = []
         for lead in next(filter(None, rows), ()):
             chosen = self._ranges_of(lead, len(shape))
@@ -208,19 +208,17 @@ class ElementwiseBoxes(BoxRows):
 
     def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
         """An elementwise operator on rows and constant rows behind one another."""
-        _, axis, rows, _ = self.all[padded]
-        at, results = 0, []
-        for row in rows:
+        axis, results = cast(int, self.all[padded].attributes), []
+        for row, start, stop in self.members(padded):
             sizes = self._sizes(row) or ()
-            selection = along(cast(int, axis), ((at, at + sizes[cast(int, axis)]),), len(sizes))
+            selection = along(axis, ((start, stop),), len(sizes))
             values = [
                 self.view(self.flat(self.apart(self.take(operand, selection))), sizes)
                 if self.ranged(operand) else self.narrow(operand)
                 for operand in operands
             ]  # fmt: skip
             results.append(self.elementwise(make, values))
-            at += sizes[cast(int, axis)]
-        return self.in_rows(results, cast(int, axis))
+        return self.in_rows(results, axis)
 
     def scaled(self, number: int, factor: Coefficient) -> int:
         if not self.sealed:

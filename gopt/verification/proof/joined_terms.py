@@ -4,7 +4,7 @@ numbers."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -12,11 +12,13 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from gopt.verification.proof.forms import (
+    CONCAT,
     FLAT,
     INITIAL,
     ITERATED,
     PARTED,
     STATE,
+    TAKE,
     TOTAL,
     Coefficient,
     Factors,
@@ -24,18 +26,19 @@ from gopt.verification.proof.forms import (
     Piece,
     Shape,
 )
-from gopt.verification.proof.numbering import MOVED, SOME_ELEMENTS, SOME_TERMS, STORED
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.numbering import MOVED, ROW_OF_TERMS, SOME_ELEMENTS, SOME_TERMS, STORED
+from gopt.verification.proof.selections import Runs, Selection
 from gopt.verification.proof.totals import Totals
 
 
 class _Summed(NamedTuple):
-    """A sum with parts among the terms: the expression with all parts, and the sum in the expression; the elements and
-    the shape; factors beside, and the shape of the product."""
+    """A sum with parts among the terms: the expression with all parts, and the sum in the expression; the elements, as
+    ranges of a row or of dimensions, and the shape; factors beside, and the shape of the product."""
 
     number: int
     core: int
-    spans: Runs
+    spans: Runs | Selection
+    by_dimension: bool
     shape: Shape
     beside: Factors
     after: Shape
@@ -72,6 +75,8 @@ class JoinedTerms(Totals):
             traits |= 0 if terms is before else SOME_TERMS
         if traits & SOME_TERMS:
             terms = self._joined_parts(terms)
+        if traits & ROW_OF_TERMS:
+            terms = self._joined_rows(terms)
         if traits & MOVED:
             terms = self._moved_starts(terms)
         if traits & STORED:
@@ -146,7 +151,7 @@ class JoinedTerms(Totals):
                     rows = _joined_along(label, rows)
             for parts, factor in rows.items():
                 whole = self._of_parts(summed, parts)
-                for atom, change in self.terms(whole) if summed.beside else ((whole, 1),):
+                for atom, change in self.terms(whole):
                     result[atom] = result.get(atom, 0) + factor * change
         return result
 
@@ -155,34 +160,67 @@ class JoinedTerms(Totals):
         sums: dict[_Summed, dict[tuple[Part, ...], int]] = {}
         for atom in terms:
             part, beside = self._part_of_sum(self.root(atom))
-            within, spans = self._spans(part)
+            within, spans, by_dimension = self._spans(part)
             op, attributes, operands, _ = self.all[within]
             if op == PARTED:
                 core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
                 shape = self.shape(part if beside else atom)
-                summed = _Summed(operands[0], core, spans, shape, beside, self.shape(atom))
+                summed = _Summed(operands[0], core, spans, by_dimension, shape, beside, self.shape(atom))
                 sums.setdefault(summed, {})[indices] = atom
         return sums
 
     def _of_parts(self, summed: _Summed, parts: tuple[Part, ...]) -> int:
         """The term with some parts of a sum; with the whole sum for no parts."""
-        number, core, spans, shape, beside, after = summed
+        number, core, spans, by_dimension, shape, beside, after = summed
         op, _, operands, _ = self.all[number]
-        inner = self.whole_total(operands[0]) if op == TOTAL and not parts else number
+        inner = self.total(operands[0]) if op == TOTAL and not parts else number
         for part in parts:
             inner = self.parted(inner, core, *part)
-        inner = self.view(self.flat((inner, *span) for span in spans) if spans else inner, shape)
+        if by_dimension:
+            inner = self.take(inner, cast(Selection, spans))
+        elif spans:
+            inner = self.flat((inner, *span) for span in cast(Runs, spans))
+        inner = self.view(inner, shape)
         return self.view(self.product(*zip((inner, 1), *beside)), after) if beside else inner
 
     def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
         """An expression with only some of the terms of the sum ``core``: positions ``runs`` of ``size``."""
         raise NotImplementedError
 
-    def _spans(self, number: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """The only value in a flat value, and the ranges; any other value under a view, without ranges."""
+    def _joined_rows(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which rows along an axis are one, with parts of sums: a sum of rows is the row of the sums."""
+        groups: dict[tuple[Hashable, tuple[Shape, ...], Shape], list[int]] = {}
+        for atom in terms:
+            op, axis, operands, _ = self.all[self.root(atom)]
+            if op == CONCAT:
+                groups.setdefault((axis, tuple(map(self.shape, operands)), self.shape(atom)), []).append(atom)
+        result = dict(terms)
+        for (axis, _, shape), atoms in groups.items():
+            if len(atoms) == 1:
+                continue
+            factors = [result.pop(atom) for atom in atoms]
+            columns = zip(*(self.all[self.root(atom)].operands for atom in atoms))
+            row = self.concatenated([self.added(column, factors) for column in columns], cast(int, axis))
+            for part, change in self.terms(self.view(row, shape)):
+                result[part] = result.get(part, 0) + change
+        return result
+
+    def concatenated(self, numbers: Sequence[int], axis: int) -> int:
+        """Values in a row along an axis."""
+        raise NotImplementedError
+
+    def _spans(self, number: int) -> tuple[int, Runs | Selection, bool]:
+        """The only value in a flat value, and the ranges; the value behind a part, and the ranges of dimensions; any
+        other value under a view, without ranges."""
         root = self.root(number)
-        row = self.all[root]
-        return (row.operands[0], self.ranges(root)) if row.op == FLAT and len(row.operands) == 1 else (root, ())
+        op, attributes, operands, _ = self.all[root]
+        if op == TAKE:
+            return operands[0], cast(Selection, attributes), True
+        return (operands[0], self.ranges(root), False) if op == FLAT and len(operands) == 1 else (root, (), False)
+
+    def take(self, number: int, selection: Selection) -> int:
+        """Ranges of the dimensions of a value."""
+        raise NotImplementedError
 
     def _part_of_sum(self, number: int) -> tuple[int, Factors]:
         """The only factor with some of the terms of a sum, and the other factors; else the value alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
-from gopt.verification.proof.boxes import CHOICES, Box
+from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.flags import any_set
@@ -183,7 +182,7 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
 
 def _permuted_in_source(expressions: Expressions, number: int, perm: tuple[int, ...]) -> Iterator[Box]:
     """The values around a part that the source transposes so."""
-    for whole, selection in islice(expressions.surroundings(number), CHOICES):
+    for whole, selection in expressions.surroundings(number):
         if any(expressions.all[reader].attributes == perm for reader in expressions.readers(PERMUTED, whole)):
             yield whole, selection
 

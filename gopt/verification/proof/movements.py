@@ -276,6 +276,14 @@ class Movements(MemberReductions):
             return []
         return [(front, front + size) for front, size in zip(amounts.tolist(), self._sizes(data) or ())]
 
+    def members(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """The values of a row along an axis, from the start to the stop of each in the row."""
+        axis, at = cast(int, self.all[number].attributes), 0
+        for operand in self.all[number].operands:
+            end = at + (self._sizes(operand) or ())[axis]
+            yield operand, at, end
+            at = end
+
     def _bordered(self, number: int) -> Stretches | None:
         """Numbers in front of and behind the elements of dimensions."""
         (data, _, *rest), sizes, ends = self.all[number].operands, list(self._sizes(number) or ()), self.borders(number)

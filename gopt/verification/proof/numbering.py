@@ -60,9 +60,9 @@ _SAME_ELEMENTS = frozenset({VIEW, FLAT, TAKE})
 """Forms of the elements of a value in a shape or a row."""
 FEW = 4
 """Operands up to which an expression is hashed with its attributes."""
-SOME_ELEMENTS, MOVED, SOME_TERMS, VANISHED, STORED = 1, 2, 4, 8, 16
+SOME_ELEMENTS, MOVED, SOME_TERMS, VANISHED, STORED, ROW_OF_TERMS = 1, 2, 4, 8, 16, 32
 """Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, part of a sum, 0 times
-a term that may be no number, and stored values."""
+a term that may be no number, stored values, and a row along an axis with part of a sum."""
 _TRAITS = {ITERATED: MOVED, PARTED: SOME_TERMS, "constant": STORED}
 
 
@@ -135,6 +135,8 @@ class Numbering:
                 traits = reduce(or_, map(self._traits.__getitem__, of), traits)
             elif op == PRODUCT:
                 traits = reduce(or_, map(self._traits.__getitem__, of)) & SOME_TERMS
+            elif op == CONCAT and any(self._traits[operand] & SOME_TERMS for operand in of):
+                traits = ROW_OF_TERMS
             self._traits.append(traits)
         return number
 

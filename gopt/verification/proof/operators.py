@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from gopt.operators.kinds import CASTS, CONVOLUTIONS, COPIES, PARTS, RESHAPES, R
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.boxes import CHOICES, Box
+from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.forms import (
@@ -205,7 +204,7 @@ class NodeReader:
     def _choices_around(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
         """Boxes in which one is of a value of the source around a part."""
         for slot, operand in enumerate(operands):
-            for around in dict.fromkeys(islice(self.expressions.surroundings(operand), CHOICES)):
+            for around in self.expressions.surroundings(operand):
                 yield [*boxes[:slot], around, *boxes[slot + 1 :]]
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:

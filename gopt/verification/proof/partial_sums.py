@@ -361,7 +361,7 @@ class PartialSums(ElementwiseBoxes):
         moved = all(sizes[axis] == 1 for axis in axes)
         if not self.sealed or (self.in_source(nearest) and not moved):
             return nearest
-        boxes = dict.fromkeys((nearby, *islice(self.surroundings(number), CHOICES)))
+        boxes = dict.fromkeys((nearby, *self.surroundings(number)))
         result = next(filter(self.in_source, (self._sum_of_part(number, *box, axes, sizes) for box in boxes)), None)
         if (result is None or moved) and self.pads and any(are_zero(self, *box) for box in boxes):
             return self.linear({}, self.shape(nearest))
@@ -372,8 +372,7 @@ class PartialSums(ElementwiseBoxes):
         result = self.total(number, shape)
         if not self.sealed or not self.raw(number) or self.in_source(result):
             return result
-        boxes = dict.fromkeys(islice(self.surroundings(number), CHOICES))
-        results = (self.total(self.take(*box), shape) for box in boxes)
+        results = (self.total(self.take(*box), shape) for box in self.surroundings(number))
         return next(filter(self.in_source, results), result)
 
     def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:

@@ -429,12 +429,12 @@ class RankSweep:
         region, columns = part[0], columns_of(part[1])
         if region.whole is not None:
             whole = self._on_wholes(node, columns[0], region.whole) if is_plain(self.graph, node) else None
-            part_of_whole = None if whole is None else region.of(expressions, [whole])
-            return [part_of_whole] if part_of_whole is not None and expressions.in_source(part_of_whole) else None
+            return None if whole is None else [region.of(expressions, [whole])]
         keys = [(node.encoded or b"", (RANGE, *column)) for column in columns]
         wholes = [expressions.read.get(key) or self._of_parts(node, column) for key, column in zip(keys, columns)]
-        if None not in wholes:
-            return [region.of(expressions, [row[0] for row in wholes if row])]
+        numbers = [row[0] for row in wholes if row]
+        if None not in wholes and all(map(expressions.in_source, numbers)):
+            return [region.of(expressions, numbers)]
         results = self._results(node, operands)
         if expressions.ranges(results[0]) == region.ranges:
             for key, whole in zip(keys, expressions.all[results[0]].operands):
@@ -443,7 +443,8 @@ class RankSweep:
         return results
 
     def _on_wholes(self, node: Node, operands: Column, shape: Shape) -> int | None:
-        """The result of a plain node on values of a shape; None for another shape, and for some terms of sums."""
+        """The result of a plain node on values of a shape, where the source has it; None for another shape, and for
+        some terms of sums."""
         expressions, key = self.reader.expressions, (node.encoded or b"", operands)
         if expressions.joinable(operands):
             return None
@@ -451,7 +452,7 @@ class RankSweep:
             self.reader.values = self.values
             expressions.read[key] = self.reader.results(node, operands, [shape])
         (whole,) = expressions.read[key]
-        return whole if expressions.shape(whole) == shape else None
+        return whole if expressions.shape(whole) == shape and expressions.in_source(whole) else None
 
     def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""

@@ -100,6 +100,11 @@ def inside(outer: Runs | None, inner: Runs | None) -> Runs | None:
     return joined(result)
 
 
+def shifted(runs: Runs | None, size: int, by: int) -> Runs:
+    """Ranges of a dimension, counted from another start."""
+    return joined((start + by, stop + by) for start, stop in (((0, size),) if runs is None else runs))
+
+
 def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
     """Selected positions of a dimension, counted in ``outer``."""
     if outer is None:

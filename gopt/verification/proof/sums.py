@@ -25,7 +25,7 @@ class Sums(Numbering):
     def __init__(self, extents: Mapping[str, int]) -> None:
         super().__init__(extents)
         self._constants: dict[tuple[Coefficient, Shape], int] = {}
-        self._added: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        self._added: dict[tuple[tuple[int, ...], tuple[Coefficient, ...]], int] = {}
         """Sums so far: ranks make them again and again."""
 
     def constant(self, value: Coefficient, shape: Shape = ()) -> int:
@@ -133,14 +133,14 @@ class Sums(Numbering):
         """Return whether a value is a number wherever all terms are."""
         raise NotImplementedError
 
-    def added(self, operands: Sequence[int], signs: Sequence[int] | None = None) -> int:
-        """The sum of operands with ``signs``."""
-        key = tuple(operands), tuple(signs or ())
+    def added(self, operands: Sequence[int], factors: Sequence[Coefficient] | None = None) -> int:
+        """The sum of operands, each times one of ``factors``."""
+        key = tuple(operands), tuple(factors or ())
         result = self._added.get(key)
         if result is None:
             terms: dict[int, Coefficient] = {}
-            for operand, sign in zip(operands, signs or [1] * len(operands)):
-                terms[operand] = terms.get(operand, 0) + sign
+            for operand, factor in zip(operands, factors or [1] * len(operands)):
+                terms[operand] = terms.get(operand, 0) + factor
             result = self._added[key] = self.linear(terms, broadcast(map(self.shape, operands)))
         return result
 

@@ -59,7 +59,11 @@ def _behind(expressions: Movements, number: int, selection: Selection) -> Iterat
     """The operands of an expression, and the elements behind the selected elements."""
     op, attributes, operands, shape = expressions.all[number]
     if op == CONCAT:
-        yield from _in_row(expressions, operands, cast(int, attributes), selection)
+        axis = cast(int, attributes)
+        for operand, start, stop in expressions.members(number):
+            runs = _between(selection[axis], start, stop)
+            if runs != ():
+                yield operand, replaced(selection, axis, runs)
         return
     for slot, operand in enumerate(operands):
         sizes, chosen = cast(Sizes, expressions.shape(operand)), None
@@ -84,16 +88,3 @@ def _behind(expressions: Movements, number: int, selection: Selection) -> Iterat
             yield operand, chosen
         else:
             yield operand, (None,) * len(sizes)
-
-
-def _in_row(
-    expressions: Movements, numbers: Sequence[int], axis: int, selection: Selection
-) -> Iterator[tuple[int, Selection]]:
-    """The values in a row with selected elements, and the elements."""
-    at = 0
-    for number in numbers:
-        size = cast(Sizes, expressions.shape(number))[axis]
-        runs = _between(selection[axis], at, at + size)
-        if runs is None or runs:
-            yield number, replaced(selection, axis, runs)
-        at += size
