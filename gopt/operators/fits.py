@@ -131,7 +131,7 @@ def _turned(attributes: Mapping[str, Any], shapes: Shapes) -> bool:
 def _slides(shapes: Shapes, group: int, *, turned: bool) -> bool:
     """Return whether channels of an image, a kernel and a bias fit; ``turned``: of a transposed convolution."""
     image, kernel = _dims(shapes, 0), _dims(shapes, 1)
-    if len(image) < 3 or len(image) != len(kernel) or kernel[0] % group:
+    if len(image) < 3 or len(image) != len(kernel) or group < 1 or kernel[0] % group:
         return False
     rows, columns = kernel[0], kernel[1] * group
     return image[1] == (rows if turned else columns) and _are(shapes, (2,), (columns if turned else rows,))

@@ -465,7 +465,7 @@ class RankSweep:
             if fault := self.reader.misfit(node, read):
                 raise ValueError(fault)
             self._check_shapes(node, results)
-        except (ValueError, TypeError, IndexError) as error:
+        except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
             raise self._unfit(node, error) from None
         return results
 

@@ -218,3 +218,12 @@ def test_a_part_without_elements_adds_what_the_operator_says(of_source, of_last,
     plain = f"{HEAD.format(0)} {{ z = MatMul(x, w) {call} }}"
     assert proven(tmp_path, source, [right, plain], {}, NOTHING).proven
     assert not proven(tmp_path, source, [right, wrong], {}, NOTHING).proven
+
+
+def test_a_convolution_of_no_groups_is_refused(tmp_path):
+    text = """model (float[1,2,5] x, float[3,2,2] w, float[3] b) => (float[1,3,4] y) {
+        y = Conv<group=GROUPS>(x, w, b) }"""
+    source, rank = (text.replace("GROUPS", groups) for groups in "10")
+    assert proven(tmp_path, source, [source] * 2, {}).proven
+    with pytest.raises(InputError):
+        proven(tmp_path, source, [rank] * 2, {})
