@@ -358,11 +358,8 @@ class PartialSums(ElementwiseBoxes):
             return self._sum_of_all(number, (1,) * len(sizes))
         nearby = self.box(number) or (number, (None,) * len(sizes))
         nearest = self._sum_of_part(number, *nearby, axes, sizes)
-        if not self.sealed:
-            zero = any(are_zero(self, *box) for box in self.raw(number).items())
-            return self.linear({}, self.shape(nearest)) if zero else nearest
         moved = all(sizes[axis] == 1 for axis in axes)
-        if self.in_source(nearest) and not moved:
+        if not self.sealed or (self.in_source(nearest) and not moved):
             return nearest
         boxes = dict.fromkeys((nearby, *self.surroundings(number)))
         result = next(filter(self.in_source, (self._sum_of_part(number, *box, axes, sizes) for box in boxes)), None)
