@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from gopt.operators.operator import Indices
 from gopt.operators.table import OPERATORS
 
 Sizes: TypeAlias = tuple[Any, ...]
@@ -24,8 +27,11 @@ ROWS = {
 """Operator -> operands of one dimension."""
 
 
-def misfit(op_type: str, attributes: Mapping[str, Any], shapes: Shapes) -> str:
-    """The shapes of operands in contradiction to the operator; '' if all fit."""
+def misfit(op_type: str, attributes: Mapping[str, Any], shapes: Shapes, index: np.ndarray | None = None) -> str:
+    """The shapes of operands in contradiction to the operator; '' if all fit. ``index``: the second operand, of a
+    constant."""
+    if index is not None and len(shapes) > 1 and None not in shapes[:2] and _beyond(op_type, attributes, shapes, index):
+        return f"an index is beyond {list(shapes[0] or ())}"
     rule, rank = RULES.get(op_type), len(shapes[0] or ()) if shapes else 0
     open_sizes = rule in SIZED and not all(isinstance(size, int) for shape in shapes for size in shape or ())
     due = None if open_sizes or None in shapes[:2] else rule
@@ -36,6 +42,18 @@ def misfit(op_type: str, attributes: Mapping[str, Any], shapes: Shapes) -> str:
     if inside and all(rows) and (due is None or due(attributes, shapes)):
         return ""
     return f"their shapes are {', '.join(str(list(shape)) for shape in shapes if shape is not None)}"
+
+
+def _beyond(op_type: str, attributes: Mapping[str, Any], shapes: Shapes, index: np.ndarray) -> bool:
+    """Return whether an index names elements that are not in the first operand."""
+    data, record = _dims(shapes, 0), OPERATORS.get(op_type)
+    if record is None or record.indices is None or not data or not index.size:
+        return False
+    axis, rows = attributes.get("axis", 0) % len(data), index.reshape(1, -1)
+    if record.indices is Indices.TUPLE:
+        axis, rows = attributes.get("batch_dims", 0), index.reshape(-1, index.shape[-1]).T
+    sizes = zip(data[axis:], rows)
+    return any(isinstance(size, int) and (row.min() < -size or row.max() >= size) for size, row in sizes)
 
 
 def _has(shapes: Shapes, slot: int) -> bool:

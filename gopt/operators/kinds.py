@@ -56,6 +56,8 @@ GATHERS = frozenset({"Gather", "GatherElements", "GatherND"})
 SCATTERS = frozenset({"Scatter", "ScatterElements", "ScatterND"})
 WRITES = SCATTERS | {"TensorScatter"}
 """Put elements in the places of others."""
+ORDERED = frozenset({"TopK"})
+"""A number of the largest or smallest elements."""
 AVERAGES = frozenset({"ReduceMean", "BatchNormalization", "GlobalAveragePool"})
 """Take a mean."""
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})

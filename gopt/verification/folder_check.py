@@ -9,6 +9,7 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
+from gopt.artifact.manifest_entries import InputKind
 from gopt.artifact.pieces import cut
 from gopt.errors import InputError
 from gopt.runtime.memory import bits
@@ -22,7 +23,8 @@ _AGAIN = "shard the step again; --state FILE gives other values"
 
 
 def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None:
-    """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does."""
+    """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does, or
+    an input another kind."""
     source_roles = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}
     missing = next(iter(source_roles.keys() - {state.tensor for state in manifest.states}), None)
     if missing is not None:
@@ -30,17 +32,24 @@ def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None
             f"{folder / MANIFEST_FILE}: states: {show(missing)} is a state of the source, and missing here",
             "it was edited: shard the step again",
         )
-    for index, state in enumerate(manifest.states):
-        folder_roles = (state.updated, state.kind.value, state.of)
-        for word, folder_role, source_role in zip(
-            ("updated", "kind", "of"), folder_roles, source_roles.get(state.tensor, folder_roles)
-        ):
-            if folder_role != source_role:
-                raise InputError(
-                    f"{folder / MANIFEST_FILE}: states[{index}].{word}: {show(state.tensor)} has "
-                    f"{show(folder_role)} here, {show(source_role)} in the source",
-                    "it was edited: shard the step again",
-                )
+    rows = [
+        (f"states[{index}].{word}", state.tensor, role, source_roles.get(state.tensor, folder_roles)[at])
+        for index, state in enumerate(manifest.states)
+        for folder_roles in [(state.updated, state.kind.value, state.of)]
+        for at, (word, role) in enumerate(zip(("updated", "kind", "of"), folder_roles))
+    ]
+    kinds = dict.fromkeys(source.batch, InputKind.BATCH.value) | dict.fromkeys(source.hyper, InputKind.HYPER.value)
+    rows += [
+        (f"common.inputs[{index}].kind", entry.name, entry.kind.value, kinds.get(entry.name, entry.kind.value))
+        for index, entry in enumerate(manifest.common.inputs)
+    ]
+    for where, name, folder_role, source_role in rows:
+        if folder_role != source_role:
+            raise InputError(
+                f"{folder / MANIFEST_FILE}: {where}: {show(name)} has {show(folder_role)} here, {show(source_role)} in "
+                "the source",
+                "it was edited: shard the step again",
+            )
 
 
 def check_starts(ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:

@@ -108,8 +108,10 @@ class _Joined:
         return state.tensor not in apart and state.tensor not in self.measured.noise
 
     def _told_of(self, couplings: Sequence[Coupling]) -> set[str]:
-        """The values that depend on a note's subject; a note on gradients covers all gradients."""
+        """The values that depend on a note's subject, or on a result beside it; a note on gradients covers all
+        gradients."""
         training, values = self.reference.training, {coupling.value for coupling in couplings}
+        values.update(*(node.outputs for node in training.graph.nodes if not values.isdisjoint(node.outputs)))
         gradients = {*training.gradients.values()}
         if not values.isdisjoint(gradients | {*training.losses}):
             values |= gradients

@@ -133,6 +133,12 @@ def fits(parts: Sequence[np.ndarray], whole: np.ndarray, form: Form) -> bool:
         return False
 
 
+def shows(parts: Sequence[np.ndarray], whole: np.ndarray, form: Form) -> bool:
+    """Return whether members show a value in a form; a whole one may be flat, as a relation allows."""
+    flat = form == "whole" and all(part.shape == (whole.size,) for part in parts)
+    return fits(parts, whole.reshape(-1) if flat else whole, form)
+
+
 def cuts(length: int, members: int) -> list[tuple[int, int]]:
     ends = [(length * index + members - 1) // members for index in range(members + 1)]
     return list(pairwise(ends))
@@ -466,7 +472,7 @@ class Ranks(Program):
                     rows = program.results(node, [program.operand(name, 0) for name in node.input])
                 for at, name in enumerate(node.output):
                     program.arrays[name] = [[results[at] for results in rows]]
-        return all(fits(mine.arrays[n][0], source.arrays[value][0][0], form) for n, (value, form) in shown.items())
+        return all(shows(mine.arrays[n][0], source.arrays[value][0][0], form) for n, (value, form) in shown.items())
 
     def edited(self, shown: Iterable[str]) -> Ranks | None:
         """The ranks with one edit of a node behind the outputs, run anew; None where it has no effect."""

@@ -403,6 +403,7 @@ def repeated(work: Work, site: Site) -> bool:
     holder, node = site
     places = [at for at, name in enumerate(node.input) if len(node.output) == 1 and name in work.like(node.output[0])]
     again = NodeProto.FromString(node.SerializeToString())
+    again.name = ""
     if places and node.output[0]:
         (name,) = node.output
         node.output[:] = [f"{name}.once"]
@@ -650,7 +651,10 @@ class Edit:
 
     def of(self, path: Path, axes: Sequence[tuple[str, int]]) -> bool:
         """Edit a file, and return whether there was something to edit."""
-        model = onnx.shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False))
+        try:
+            model = onnx.shape_inference.infer_shapes(onnx.load(str(path), load_external_data=False))
+        except onnx.shape_inference.InferenceError:  # of an edit before
+            return False
         site = next((each for each in sites(model) if name_of(each) == self.place), None)
         if site is None:
             return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from corpus.drawn_ranks import SEEDS, Form, Ranks, drawn_model, drawn_node, fits, left_node
+from corpus.drawn_ranks import SEEDS, Form, Ranks, drawn_model, drawn_node, left_node, shows
 from draws import Verdict
 
 import gopt
@@ -38,7 +38,7 @@ def wrong(ranks: Ranks, shown: Shown) -> list[str]:
     """The outputs whose numbers are not the model's."""
     return [
         name for name, (value, form) in shown.items()
-        if not all(fits(ranks.arrays[name][seed], ranks.source.arrays[value][seed][0], form) for seed in SEEDS)
+        if not all(shows(ranks.arrays[name][seed], ranks.source.arrays[value][seed][0], form) for seed in SEEDS)
     ]  # fmt: skip
 
 

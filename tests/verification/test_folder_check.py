@@ -41,6 +41,16 @@ def test_roles_that_the_source_has_not_are_refused(folder, key, value):
         gopt.verify(folder, options=QUICK)
 
 
+def test_an_input_of_another_kind_than_in_the_source_is_refused(folder):
+    def edit(record):
+        next(each for each in record["common"]["inputs"] if each["name"] == "x")["kind"] = "hyper"
+
+    edit_manifest(folder, edit)
+    for check in (lambda: gopt.verify(folder, options=QUICK), lambda: gopt.prove(folder)):
+        with pytest.raises(InputError, match=r"common.inputs\[\d+\].kind: 'x' has 'hyper' here, 'batch' in the source"):
+            check()
+
+
 def test_more_ranks_than_one_process_runs_are_refused_before_any_is_read(folder, monkeypatch):
     (folder / "rank_0001.onnx").write_text("not read")
     monkeypatch.setattr(limits, "THREADS", 2)

@@ -14,7 +14,7 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 import gopt
 from gopt import limits
 from gopt.analysis.role_map import RoleMap
-from gopt.errors import RunError
+from gopt.errors import RunError, UnsupportedError
 from gopt.verification import joined_step
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 
@@ -216,6 +216,35 @@ def test_labels_to_ignore_are_left_out_of_the_large_batch():
     result = verified(FIXTURES / "mlp_adamw.onnx")
     assert result.large_batch.outcome is LargeBatch.EQUAL
     assert "on batches without labels to ignore" in result.large_batch.line()
+
+
+def test_a_normalisation_that_is_one_operator(tmp_path):
+    """Its running variance is noted with its result, and was called a difference that no note tells of; sync names what
+    to do, and named itself."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+    step (float[4, 3] x, float[4, 2] y, float[3, 2] w, float[3] m, float[3] v)
+        => (float loss, float[3, 2] w_out, float[3] m_out, float[3] v_out)
+        <float[3] g = {1, 2, 1}, float[3] b = {0, 1, 0}, float[3] m = {0, 0, 0}, float[3] v = {1, 1, 1}> {
+      n, m_out, v_out = BatchNormalization <training_mode = 1> (x, g, b, m, v)
+      h = MatMul (n, w)
+      d = Sub (h, y)
+      s = Mul (d, d)
+      loss = ReduceMean <keepdims = 0> (s)
+      c = Constant <value = float {0.25}> ()
+      e = Mul (d, c)
+      t = Transpose <perm = [1, 0]> (n)
+      dw = MatMul (t, e)
+      r = Constant <value = float {0.1}> ()
+      u = Mul (dw, r)
+      w_out = Sub (w, u)
+    }""")
+    onnx.save(model, tmp_path / "step.onnx")
+    step = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states={"m": "m_out", "v": "v_out"}))
+    result = verified(step)
+    assert result.equal and {state.name for state in result.large_batch.apart} == {"v", "w"}
+    with pytest.raises(UnsupportedError, match="is taken over a rank's own samples") as refused:
+        gopt.shard(step, 2, statistics="sync")
+    assert refused.value.hints[0].startswith("write BatchNormalization as operators") and len(refused.value.hints) == 2
 
 
 def image_model() -> onnx.ModelProto:

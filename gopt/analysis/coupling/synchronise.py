@@ -26,6 +26,7 @@ from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.node_kinds import record_of
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS
+from gopt.operators.table import operator
 
 MAX_ITERATIONS = 8
 LINEAR = (None, Relation.SUM, Relation.MEAN)
@@ -97,10 +98,10 @@ def _statistics(training: TrainingGraph, context: CouplingContext) -> dict[str, 
 def _refuse(context: CouplingContext, kinds: Collection[CouplingKind]) -> None:
     fact = next((each for each in context.found if each.kind in kinds), None)
     if fact is not None:
+        whole = operator(fact.operator).running and f"write {fact.operator} as operators with means of their own, as "
+        hints = [f"{whole}gopt export and gopt derive do"] if whole else [fact.exact]
         raise UnsupportedError(
-            f"--statistics sync cannot give the step of one large batch: {fact.what}",
-            *filter(None, [fact.exact]),
-            _OTHERS,
+            f"--statistics sync cannot give the step of one large batch: {fact.what}", *filter(None, hints), _OTHERS
         )
 
 

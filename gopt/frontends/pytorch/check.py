@@ -25,6 +25,7 @@ from gopt.frontends.pytorch.narrow_noise import NarrowNoise
 from gopt.frontends.pytorch.options import Autocast, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.rates import OptionPlace
+from gopt.frontends.pytorch.ties import ties
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor
@@ -138,13 +139,14 @@ def compare(
     arguments = graph, recipe, run_seen, options, draws, hyper, branches
     with contextlib.suppress(_Difference):
         return _Comparison(*arguments).run()
+    comparison = _Comparison(*arguments, shakes=SHAKES)
     try:
-        return _Comparison(*arguments, shakes=SHAKES).run()
+        return comparison.run()
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
                 return replace(_Comparison(*arguments, shakes=SHAKES, wide=True).run(), rounding=difference.what)
-        raise _refusal(difference) from None
+        raise _refusal(difference, next(ties(graph, comparison.read), "")) from None
 
 
 def _refuse_new_shapes(graph: Graph) -> None:
@@ -193,6 +195,8 @@ class _Comparison:
         self.eager_losses: list[float] = []
         self.worst, self.drift, self.updates = (0.0, ""), 0.0, 0
         self.noise: dict[str, float] = {}
+        self.read: Arrays = {}
+        """By the last step."""
 
     def run(self) -> ExportCheck:
         """Compare all steps. Raises _Difference, and UnsupportedError where nothing can be compared."""
@@ -225,7 +229,7 @@ class _Comparison:
         self.fed |= {name: self.eager.option(*option) for name, option in self.rates.items()}
         feeds = {name: array_over(value) for name, value in batch.items()} | self.fed | self.states
         feeds |= {name: array_over(value) for name, value in zip(draw_names(len(numbers)), numbers)}
-        read = {name: feeds[name] for name in self.graph.inputs if name in feeds}
+        self.read = read = {name: feeds[name] for name in self.graph.inputs if name in feeds}
         if self.wide:
             read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}
         results = self.program.run(read)
@@ -403,10 +407,11 @@ def _norm(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(apart[np.isfinite(apart)]))
 
 
-def _refusal(difference: _Difference) -> UnsupportedError:
+def _refusal(difference: _Difference, tied: str) -> UnsupportedError:
     causes = (
         "an optimizer that treats its first step in Python, a branch on values, or a state that Python keeps"
         if difference.step
         else "a branch on values or on the count of steps, or an operator that is exported wrongly"
     )
-    return UnsupportedError(f"the exported step is not the eager one: {difference.what}", f"likely cause: {causes}")
+    hint = tied or f"likely cause: {causes}"
+    return UnsupportedError(f"the exported step is not the eager one: {difference.what}", hint)

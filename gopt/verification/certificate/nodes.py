@@ -109,7 +109,8 @@ class NodeChecker(PointValues):
                 raise WrongLine(f"{program.rules[name]}, shape {shape}", f"{rule}, shape {type.shape}")
         if rule not in (OPERATOR, rule_of(node)):
             raise WrongLine(f"rule {rule}", f"{OPERATOR} or {rule_of(node)}")
-        fault = misfit(node.op_type, node.attributes, [of if of is None else self.forms[of].shape for of in numbers])
+        shapes, named = [of if of is None else self.forms[of].shape for of in numbers], record_of(node).indices
+        fault = misfit(node.op_type, node.attributes, shapes, self.array(numbers[1]) if named else None)
         if fault and node.domain in ("", "ai.onnx"):
             raise WrongLine(f"{node.op_type}: {fault}", "shapes that fit the operator")
         written = rule == OPERATOR and self._written(node, numbers, results)
@@ -246,8 +247,7 @@ class NodeChecker(PointValues):
         axis = node.attributes.get("axis", 0) % len(shape)
         named = self.array(numbers[1]) if len(numbers) > 1 else node.attributes.get("split")
         sizes = [self.shape(program.values[name])[axis] for name in node.outputs]
-        uneven = len(numbers) > 1 or len(set(sizes[:-1])) > 1
-        if uneven if named is None else list(named) != sizes:
+        if (len(numbers) > 1 or len(set(sizes[:-1])) > 1) if named is None else list(named) != sizes:
             raise WrongLine(f"parts of {sizes}", f"{named}")
         start, axis = sum(sizes[:slot]), axis + self.lead
         return np.take(self.value(numbers[0]), range(start, start + sizes[slot]), axis)

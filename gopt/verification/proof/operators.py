@@ -332,9 +332,11 @@ class NodeReader:
         )  # fmt: skip
 
     def misfit(self, node: Node, operands: Sequence[int | None]) -> str:
-        """The shapes of operands in contradiction to the operator; '' if all fit."""
+        """The shapes of operands, or a constant index, in contradiction to the operator; '' if all fit."""
         shapes = [number if number is None else self.expressions.shape(number) for number in operands]
-        return misfit(node.op_type, node.attributes, shapes) if node.domain in ("", "ai.onnx") else ""
+        named = record_of(node).indices is not None and len(operands) > 1 and operands[1] is not None
+        index = self.table.array(operands[1]) if named else None  # type: ignore[arg-type]
+        return misfit(node.op_type, node.attributes, shapes, index) if node.domain in ("", "ai.onnx") else ""
 
     def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result of an operator with a law. ``shape``: of the result."""

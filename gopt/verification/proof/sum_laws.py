@@ -61,11 +61,12 @@ def reduced(
 
 
 def _axes(node: Node, arrays: Arrays, rank: int) -> tuple[int, ...] | None:
-    """The dimensions that a reduction is over; None for a copy."""
+    """The dimensions that a reduction is over; None for a copy, and for a dimension that is named twice."""
     named = node.attributes.get("axes") if len(arrays) < 2 else arrays[1].reshape(-1).tolist()
     if not named and node.attributes.get("noop_with_empty_axes", 0):
         return None
-    return tuple(sorted(int(axis) % rank for axis in named)) if named else tuple(range(rank))
+    axes = sorted(int(axis) % rank for axis in named) if named else [*range(rank)]
+    return tuple(axes) if len(set(axes)) == len(axes) else None
 
 
 def running(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

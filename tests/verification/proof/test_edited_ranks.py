@@ -146,7 +146,10 @@ def test_the_checker_rounds_a_one(tmp_path):
 
 
 NO_NUMBERS = {
-    "a place before the first": ("y = Gather<axis=0>(x, three)", "y = Gather<axis=0>(x, before)"),
+    "a sum over a dimension that is named twice": (
+        "c = ReduceMax(b, last)  s = Mul(c, many)  y = Add(x, s)",
+        "c = ReduceMax(b, last)  e = Expand(c, sizes)  s = ReduceSum(e, twice)  y = Add(x, s)",
+    ),
     "a rest of a division by zero": ("y = Mul(x, zero)", "r = Mod<fmod=1>(x, x)  y = Mul(r, zero)"),
     "the largest of a row with logarithms": (
         "e = Exp(x)  s = ReduceSum(e, last)  y = Log(s)",
@@ -165,10 +168,32 @@ NO_NUMBERS = {
 @pytest.mark.parametrize("name", NO_NUMBERS)
 def test_what_has_no_numbers_is_not_proven(name, tmp_path):
     head = """model (float[4,6] x, float[4,6] b) => (float[N,M] y)
-        <int64[1] three = {3}, int64[1] before = {-5}, int64[1] last = {1}, float zero = {0}>"""
+        <int64[1] last = {1}, int64[2] twice = {1, -1}, int64[2] sizes = {4, 6}, float zero = {0}, float many = {36}>"""
     source, rank = (f"{head} {{ {text} }}" for text in NO_NUMBERS[name])
     assert proven(tmp_path, source, [source] * 2, {}).proven
     assert not proven(tmp_path, source, [rank] * 2, {}).proven
+
+
+BEYOND = {
+    "Gather": "y = Gather<axis=0>(x, row)", "Gather of zeros": "g = Gather<axis=1>(x, row)  y = Mul(g, zero)",
+    "GatherElements": "y = GatherElements<axis=-1>(x, element)", "GatherND": "y = GatherND(x, pair)",
+    "ScatterND": """y = ScatterND<reduction="add">(x, row, zeros)""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("place", (-7, 6))
+def test_an_index_beyond_the_elements_is_refused(name, place, tmp_path):
+    """No runtime takes such a node, also where nothing follows from its result."""
+    text = f"""model (float[4,6] x, float[1,6] zeros) => (float[N,M] y) <int64[1,1] row = {{PLACE}}, float zero = {{0}},
+        int64[1,1] element = {{PLACE}}, int64[1,1,2] pair = {{0, PLACE}}> {{ {BEYOND[name]} }}"""
+    text = text.replace(
+        "float[N,M]", "float[N,M,K]" if name.startswith("Gather ") or name == "Gather" else "float[N,M]"
+    )
+    source, rank = text.replace("PLACE", "1"), text.replace("PLACE", str(place))
+    assert proven(tmp_path, source, [source] * 2, {}).proven
+    with pytest.raises(InputError, match="does not fit its operands: an index is beyond"):
+        proven(tmp_path, source, [rank] * 2, {})
 
 
 HEAD = (
