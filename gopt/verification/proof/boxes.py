@@ -174,14 +174,14 @@ class Boxes(Movements):
         return free
 
     def repeats(self, number: int) -> list[bool]:
-        """For each dimension of a value, whether the value is a sum that does not follow the dimension."""
+        """For each dimension of a value, whether the value is a sum with equal elements along the dimension."""
         shape = self._sizes(number) or ()
         if self.all[number].op != LINEAR or self.uniform(number) is not None:
             return [False] * len(shape)
         return [free and size > 1 for free, size in zip(self._free(number), shape)]
 
     def once(self, number: int, dim: int) -> int:
-        """A single position of a sum that does not follow a dimension."""
+        """A single position of a sum with equal elements along a dimension."""
         shape = self._sizes(number) or ()
         return self.linear(dict(self.terms(number)), (*shape[:dim], 1, *shape[dim + 1 :]))
 

@@ -102,7 +102,7 @@ class ElementwiseBoxes(BoxRows):
         return None
 
     def _sums_around(self, number: int, chosen: Mapping[int, tuple[int, Runs]], rank: int) -> Iterator[Box]:
-        """The source's sums of the terms of a value that does not follow the chosen dimensions, and of terms that are
+        """The source's sums of the terms of a value, equal along the chosen dimensions, and of terms with the value
         zero where chosen."""
         sizes, whole = self._sizes(number) or (), number
         front, selection = rank - len(sizes), cast(Selection, (None,) * len(sizes))
