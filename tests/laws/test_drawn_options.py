@@ -107,6 +107,12 @@ FOUND = [
     Setting("cnn_sgd", "h=2,dp=2", 2, 1, None, {"statistics": {"statistics": "sync"}}),
     # A moment in eight bits turns by one where gradients are rounded for the wire.
     Setting("written 220212", "shard=2", 2, 1, None, {"shard": {"reduce-dtype": "float16"}}),
+    # The coefficient of a sum, repeated along another dimension, stood inside a product in the source alone.
+    Setting("stream 410101", "sp=2,tp=2", 0, 1, None, {}),
+    # A member whose tokens are left behind has one term of a sum, which does not follow the tokens.
+    Setting("stream 410069", "sp=3", 0, 1, None, {}),
+    # A gradient that is equal for all tokens goes through a matrix.
+    Setting("stream 410023", "sp=3", 0, 1, None, {}),
 ]  # fmt: skip
 """Each was called wrong in verify, in the proof or in the check of its certificate, was unproven, or ended as a
 defect."""

@@ -173,6 +173,18 @@ class Boxes(Movements):
                 free[dim] &= size == 1
         return free
 
+    def repeats(self, number: int) -> list[bool]:
+        """For each dimension of a value, whether the value is a sum with equal elements along the dimension."""
+        shape = self._sizes(number) or ()
+        if self.all[number].op != LINEAR or self.uniform(number) is not None:
+            return [False] * len(shape)
+        return [free and size > 1 for free, size in zip(self._free(number), shape)]
+
+    def once(self, number: int, dim: int) -> int:
+        """A single position of a sum with equal elements along a dimension."""
+        shape = self._sizes(number) or ()
+        return self.linear(dict(self.terms(number)), (*shape[:dim], 1, *shape[dim + 1 :]))
+
     def selection(self, number: int) -> Selection | None:
         """The taken ranges of an expression."""
         op, attributes, _, _ = self.all[number]

@@ -11,7 +11,7 @@ from typing import cast
 from gopt.verification.proof.box_rows import BoxRows
 from gopt.verification.proof.boxes import CHOICES, Box
 from gopt.verification.proof.forms import FLAT, TAKE, Coefficient, Piece, broadcast, elements
-from gopt.verification.proof.selections import Runs, Selection, along, flattened, inside, length
+from gopt.verification.proof.selections import Runs, Selection, along, flattened, inside, length, replaced
 
 
 class ElementwiseBoxes(BoxRows):
@@ -93,12 +93,26 @@ class ElementwiseBoxes(BoxRows):
                 continue
             tried.append(chosen)
             alike = [[box for box in row if self._ranges_of(box, len(shape)) == chosen] for row in rows]
-            choices = (fitting if row else (None,) for fitting, row in zip(alike, rows))
+            spread = ((None, *self._sums_around(operand, chosen, len(shape))) for operand in operands)
+            choices = (fitting if row else sums for fitting, row, sums in zip(alike, rows, spread))
             for boxes in islice(product(*choices), CHOICES):
                 result = self._of_wholes(make, operands, boxes, chosen, shape)
                 if result is not None and self.in_source(result):
                     return result
         return None
+
+    def _sums_around(self, number: int, chosen: Mapping[int, tuple[int, Runs]], rank: int) -> Iterator[Box]:
+        """The source's sums of the terms of a value, equal along the chosen dimensions, and of terms with the value
+        zero where chosen."""
+        sizes, whole = self._sizes(number) or (), number
+        front, selection = rank - len(sizes), cast(Selection, (None,) * len(sizes))
+        for dim, (size, runs) in chosen.items() if self.pads and min(chosen, default=0) >= front else ():
+            longer = self.resized(whole, dim - front, size, runs)
+            if longer is None:
+                return
+            whole, selection = longer, replaced(selection, dim - front, runs)
+        if whole != number:
+            yield from self._equal_sums(whole, selection)
 
     def _of_wholes(
         self, make: Callable[[Sequence[int]], int], operands: Sequence[int], boxes: Sequence[Box | None],

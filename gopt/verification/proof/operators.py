@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
@@ -100,6 +101,8 @@ class NodeReader:
         if results is None:
             results = self._by_law(node, operands, shapes)
         if results is None:
+            results = self._of_repeated(node, operands, shapes)
+        if results is None:
             results = window_laws.results(self, node, operands, shapes)
         if results is None:
             results = self._of_parts(node, operands, shapes)
@@ -140,6 +143,28 @@ class NodeReader:
                 terms.append(number)
             return terms[0] if len(terms) == 1 else self.expressions.elementwise(self.expressions.added, terms)
         return None
+
+    def _of_repeated(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """The results where no operand follows an index of the results: of one position, again and again."""
+        expressions, record = self.expressions, record_of(node)
+        if record.dims is None or record.elementwise or draws(node) or not self.floating(node):
+            return None
+        free = [expressions.repeats(operand) for operand in operands]
+        use = self.use(node, operands, shapes) if any(map(any, free)) else None
+        sizes, single = [list(shape or ()) for shape in shapes], list(operands)
+        for factor in record.dims(use) if use is not None else ():
+            slots = [(slot, dim) for slot, dim in enumerate(factor.operands) if dim is not None]
+            plain = not factor.masked and not factor.reduce and all(isinstance(dim, int) for dim in factor.results)
+            if not plain or not slots or not all(isinstance(dim, int) and free[slot][dim] for slot, dim in slots):
+                continue
+            for slot, dim in slots:
+                single[slot] = expressions.once(single[slot], cast(int, dim))
+            for row, position in zip(sizes, factor.results):
+                row[cast(int, position)] = 1
+        if single == list(operands):
+            return None
+        results = self.results(node, single, [tuple(row) for row in sizes])
+        return [expressions.linear({number: 1}, shape) for number, shape in zip(results, shapes)]
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results where operands are parts: the same parts of the results on whole operands, by the indices of the

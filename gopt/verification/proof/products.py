@@ -131,7 +131,8 @@ class Products(StoredValues):
         if not leading or (leading == 1 and len(expression.operands) > 1):
             return 1, number
         if len(expression.operands) == 1:
-            return leading, expression.operands[0]
+            factor, atom = self._scale(expression.operands[0])  # a repeated sum may have a coefficient
+            return leading * factor, atom
         return leading, self.linear({number: Fraction(1) / leading}, expression.shape)
 
     def bare(self, number: int) -> int:
