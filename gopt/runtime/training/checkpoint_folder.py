@@ -74,8 +74,7 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
     can be written: then nothing stays that was not there.
     """
-    missing = list(takewhile(lambda path: not path.exists(), (root, *root.parents)))
-    present = set() if missing else {path.name for path in root.iterdir()}
+    missing, present = _guarded(root, lambda: _before(root))
     with _undone(lambda: _remove_folders(missing)):
         number = _guarded(root, lambda: _lock(root))
 
@@ -101,6 +100,12 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
     finally:
         with suppress(OSError):  # nothing was written by it
             os.close(number)
+
+
+def _before(root: Path) -> tuple[list[Path], set[str]]:
+    """The missing folders of a path, the innermost first, and the names in a present folder."""
+    missing = list(takewhile(lambda path: not path.exists(), (root, *root.parents)))
+    return missing, {path.name for path in root.iterdir()} if root.is_dir() else set()
 
 
 @contextmanager
