@@ -93,8 +93,10 @@ class ElementwiseBoxes(BoxRows):
                 continue
             tried.append(chosen)
             alike = [[box for box in row if self._ranges_of(box, len(shape)) == chosen] for row in rows]
-            spread = ((None, *self._sums_around(operand, chosen, len(shape))) for operand in operands)
-            choices = (fitting if row else sums for fitting, row, sums in zip(alike, rows, spread))
+            choices = (
+                fitting if row else (None, *self._sums_around(operand, chosen, len(shape)))
+                for operand, fitting, row in zip(operands, alike, rows)
+            )
             for boxes in islice(product(*choices), CHOICES):
                 result = self._of_wholes(make, operands, boxes, chosen, shape)
                 if result is not None and self.in_source(result):
