@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from option_gen import servers
@@ -11,6 +12,7 @@ from option_gen.make import Setting, outcomes, structure, wild
 from products import part
 
 import gopt
+from gopt.errors import UnsupportedError
 
 GOOD = ("right", "refused", "unconfirmed")
 FOUND = [
@@ -135,11 +137,28 @@ def test_rounded_gradients_beside_a_gap_of_the_proof_are_no_difference(tmp_path)
     assert judge(setting, tmp_path).outcome in ("right", "unproven")
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "tp=2,dp=2", "pp=2"])
-def test_a_statistic_that_the_update_reads_as_before_is_refused_where_ranks_share_samples(mesh, tmp_path):
-    """By name; it ended as a defect, since such ranks read what the micro-steps had made of it."""
-    verdict = judge(Setting("structure 50021", mesh, 2, 3, None, {}), tmp_path)
-    assert verdict.outcome == "refused" and "the statistic 'cov' as it was before" in verdict.why, verdict.why
+@pytest.mark.parametrize(
+    ("mesh", "shared", "other"),
+    [("tp=2", "tp=2", "dp=2"), ("tp=2,shard=2", "tp=2", "shard=2,dp=2"), ("pp=2,dp=2", "pp=2", "dp=4")],
+)
+def test_a_statistic_that_the_update_reads_as_before_is_refused_where_ranks_share_samples(
+    mesh, shared, other, tmp_path
+):
+    """By name; it ended as a defect, since such ranks read what the micro-steps had made of it. Both hints settle it:
+    on other samples gopt verify finds the ranks equal, where the proof leaves the old values open."""
+    setting = Setting("structure 50021", mesh, 2, 3, None, {})
+    with pytest.raises(UnsupportedError, match="the statistic 'cov' as it was before the micro-steps") as caught:
+        gopt.shard(setting.file(tmp_path), mesh, **setting.options(tmp_path))
+    assert f"by MatMul 'n32': ranks along {shared} share samples" in caught.value.message
+    assert caught.value.hints[0].endswith(f"--mesh {other}")
+    for again, right in (
+        (replace(setting, accumulate=1), ["right"]),
+        (replace(setting, mesh=other), ["right", "unproven"]),
+    ):
+        folder = tmp_path / f"{again.mesh} {again.accumulate}"
+        folder.mkdir()
+        verdict = judge(again, folder)
+        assert verdict.outcome in right, verdict.why
 
 
 @pytest.mark.parametrize("seed", part(range(400), 8))

@@ -25,10 +25,10 @@ class LoopInputs:
     def of(
         cls, chain: Sequence[ast.stmt], loop: TrainingLoop, trained: Collection[str], arrays: Collection[str]
     ) -> LoopInputs:
-        """The inputs of a chain of statements to a loss: the names of a loop over a loader, else the results of
-        statements before a use of the trained names, and rows of the ``arrays`` of the script, taken by an index beside
-        a use; else these arrays."""
-        if loop.names:
+        """The inputs of a chain of statements to a loss: the names of a loop over a loader, else of a loop over numbers
+        or a sampler the results of statements before a use of the trained names, and rows of the ``arrays`` of the
+        script, taken by an index beside a use; else these arrays."""
+        if loop.names and not _only_indices(loop.names, chain, arrays):
             return cls(loop.names, (), tuple(chain))
         reached, front, behind = set(trained), list[ast.stmt](), list[ast.stmt]()
         rows = _Rows(arrays, reached)
@@ -48,8 +48,12 @@ class LoopInputs:
                 if name in arrays and name not in reached
             )  # fmt: skip
         counter = ast.unparse(loop.node.target)
-        if any(counter in _names(statement) for statement in front) and isinstance(loop.over, ast.Call):
-            start = ast.unparse(loop.over.args[0]) if len(loop.over.args) > 1 else "0"
+        is_read = any(_names(loop.node.target) & _names(statement) for statement in front)
+        if is_read and (loop.names or isinstance(loop.over, ast.Call)):
+            if called(loop.over) == "range" and isinstance(loop.over, ast.Call):
+                start = ast.unparse(loop.over.args[0]) if len(loop.over.args) > 1 else "0"
+            else:
+                start = f"next(iter({ast.unparse(loop.node.iter)}))"
             front[:0] = ast.parse(f"{counter} = {start}").body
         return cls(tuple(dict.fromkeys(names)), tuple(front), tuple(behind))
 
@@ -57,6 +61,15 @@ class LoopInputs:
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
 _SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 """Expressions with names of their own."""
+
+
+def _only_indices(names: Sequence[str], chain: Sequence[ast.stmt], arrays: Collection[str]) -> bool:
+    """Return whether each use of the names is in an index of an array of the script, as of a loop over a sampler."""
+    nodes = [node for statement in chain for node in ast.walk(statement)]
+    rows = [node for node in nodes if isinstance(node, ast.Subscript) and _names(node.value) & set(arrays)]
+    inside = {id(part) for node in rows for part in ast.walk(node.slice)}
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
+    return bool(uses) and all(id(node) in inside for node in uses)
 
 
 class _Rows(ast.NodeTransformer):

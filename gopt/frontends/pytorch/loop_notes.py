@@ -83,6 +83,8 @@ def _numbers(tree: ast.AST, blocks: Sequence[ScriptBlock]) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             pairs += [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+            ends = zip(getattr(node.targets[0], "elts", ()), getattr(node.value, "elts", ()))
+            pairs += [(target.id, value) for target, value in ends if isinstance(target, ast.Name)]
         elif isinstance(node, ast.keyword) and node.arg:
             pairs.append((node.arg, node.value))
     values: dict[str, set[str]] = {}

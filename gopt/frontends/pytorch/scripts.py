@@ -21,6 +21,7 @@ from gopt.frontends.pytorch.loop_inputs import LoopInputs
 from gopt.frontends.pytorch.loop_notes import LoopNote, lacking, loop_notes
 from gopt.frontends.pytorch.manual_updates import ManualUpdate
 from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.parallel_code import Undistributed
 from gopt.frontends.pytorch.script_blocks import GUARD, ScriptBlock, behind, blocks, bound, imported, statements_for
 from gopt.frontends.pytorch.training_loops import (
     LOOPS,
@@ -43,16 +44,19 @@ _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "datalo
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A file in Python's grammar."""
+    """A file in Python's grammar, without its work for several processes."""
 
     path: Path
     tree: ast.Module
+    advice: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: Path) -> Script:
         """The script of a file; raises InputError."""
         try:
-            return cls(path, _WithoutSelf().visit(ast.parse(path.read_bytes(), path.name)))
+            alone = Undistributed()
+            tree = alone.of(_WithoutSelf().visit(ast.parse(path.read_bytes(), path.name)))
+            return cls(path, tree, alone.advice())
         except (OSError, SyntaxError, ValueError) as error:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
@@ -168,10 +172,11 @@ class Script:
             )
         elif loop is not None and lines is not None:
             inputs, loss_lines = self._loss_of(loop, module)
-            beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *loss_lines]
+            where = f"lines {lines[0]} to {lines[1]} compute" if lines[0] < lines[1] else f"line {lines[0]} computes"
+            beside += [f"{where} the loss: add", *loss_lines]
         if loop is not None and (len(models) > 1 or lines is not None):
             loss, batch = "loss", _by_name(loop, batch)
-            if inputs.names and not loop.names:
+            if inputs.names and inputs.names != loop.names:
                 batch = f"dict({', '.join(f'{name}={name}' for name in inputs.names)})"
         manual = ManualUpdate.of(self.tree, module)
         if not _optimizers(self.tree) and manual is None:
@@ -206,12 +211,19 @@ class Script:
                 f"end as follows, and export {self.path.name}:make",
                 *lines_of,
                 written,
+                *self.advice,
                 *beside,
             ]
         lines_of = ["def make():", *lines_of, written]
         count = {2: "two", 3: "three", 4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
-        return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
+        return [
+            advice,
+            *lines_of,
+            *self.advice,
+            *beside,
+            "gopt init writes a file with such a function and its comments",
+        ]
 
     def _loss_of(self, loop: TrainingLoop, module: str) -> tuple[LoopInputs, list[str]]:
         """The inputs of a loop, and the lines of a loss function with the statements that compute its loss."""

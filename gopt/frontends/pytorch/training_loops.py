@@ -50,15 +50,27 @@ def stepped(node: ast.AST) -> list[str]:
 
 
 def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST, str]]:
-    """Each step of all optimizers behind several backwards, with their number, or ''."""
+    """Each step of all optimizers behind several backwards, or the branch around the step, with their number, or ''."""
 
     def moves(nodes: Iterator[ast.AST]) -> bool:
         names = {name for node in nodes for name in stepped(node)}
         return bool(optimizers) and names.issuperset(optimizers)
 
+    skips, values = set[int](), _values(tree)
+    for loop in (node for node in ast.walk(tree) if isinstance(node, LOOPS) and trains_in(node)):
+        parts = list(own_nodes(loop, LOOPS))
+        behind = min(getattr(part, "lineno", 0) for part in parts if trains(part)) if moves(iter(parts)) else None
+        skips |= {
+            id(part) for part in parts
+            if behind and isinstance(part, ast.If) and part.lineno > behind and isinstance(part.body[-1], ast.Continue)
+        }  # fmt: skip
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and moves(part for statement in node.body for part in ast.walk(statement)):
-            remainders = [part for part in ast.walk(node.test) if isinstance(part, ast.BinOp)]
+        if isinstance(node, ast.If) and (
+            id(node) in skips or moves(part for statement in node.body for part in ast.walk(statement))
+        ):
+            read = [values[part.id] for part in ast.walk(node.test) if isinstance(part, ast.Name) and part.id in values]
+            tests = (part for test in (node.test, *read) for part in ast.walk(test))
+            remainders = [part for part in tests if isinstance(part, ast.BinOp)]
             counts = [ast.unparse(part.right) for part in remainders if isinstance(part.op, ast.Mod)]
             if counts:
                 yield node, counts[0]
@@ -67,6 +79,12 @@ def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST,
             if inner is not None:
                 over = inner.iter if isinstance(inner, ast.For) else None
                 yield inner, ast.unparse(over.args[0]) if isinstance(over, ast.Call) and called(over) == "range" else ""
+
+
+def _values(tree: ast.AST) -> dict[str, ast.expr]:
+    """Names with an assigned expression."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    return {target.id: node.value for node in assigned for target in node.targets if isinstance(target, ast.Name)}
 
 
 def forward(body: Iterable[ast.stmt], counts: Collection[str]) -> Iterator[ast.stmt]:

@@ -23,6 +23,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
+from gopt.records.mesh import format_axes
 from gopt.records.pass_facts import STATISTICS, PassOptions, StatisticsFacts
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
@@ -117,11 +118,18 @@ def _read_apart(program: SpmdProgram, update: Mapping[str, list[Node]]) -> Mappi
     """Statistic moved by micro-steps, read as before by the update -> the readers. Raises UnsupportedError where
     ranks share samples: the reader may be split, or on another stage."""
     apart = update if program.micro_steps > 1 else {}
-    if apart and program.mesh.data_ranks < program.mesh.ranks:
+    mesh = program.mesh
+    shared = [(axis, size) for axis, size in mesh.axes if axis not in mesh.data_axes and size > 1]
+    if apart and shared:
+        name, readers = next(iter(apart.items()))
+        others = {axis: size for axis, size in mesh.axes if (axis, size) not in shared}
+        others["dp"] = others.get("dp", 1) * mesh.ranks // mesh.data_ranks
         raise UnsupportedError(
-            f"the update of parameters reads the statistic {show(next(iter(apart)))} as it was before the micro-steps, "
-            f"which move it: of the mesh {program.mesh} gopt supports dp and shard alone there",
-            "leave --accumulate out, or the other axes",
+            f"the update of parameters reads the statistic {show(name)} as it was before the micro-steps, which move "
+            f"it, by {readers[0].op_type} {show(readers[0].label)}: ranks along {format_axes(shared)} share samples, "
+            "and gopt does not follow the old value to where they read it",
+            "leave --accumulate (or --micro-batches) out, or let these ranks see other samples: "
+            f"--mesh {format_axes(others.items())}",
         )
     return apart
 

@@ -37,6 +37,12 @@ ROWS = {
               "    loss = f(out, data[at + 1])\n",
               ("at",), ["at = randint(9)", "data_batch = data[at]", "data_batch2 = data[at + 1]"],
               ["out = net(data_batch)[:, at]", "loss = f(out, data_batch2)"]),
+    "a sampler": ("for idx in sampler:\n    loss = f(net(data[idx]), wanted[idx])\n", (),
+                  ["idx = next(iter(sampler))", "data_batch = data[idx]", "wanted_batch = wanted[idx]"],
+                  ["loss = f(net(data_batch), wanted_batch)"]),
+    "a counted sampler": ("for i, idx in enumerate(sampler):\n    x = data[idx]\n    loss = f(net(x), wanted[idx])\n",
+                          ("x",), ["i, idx = next(iter(enumerate(sampler)))", "x = data[idx]",
+                          "wanted_batch = wanted[idx]"], ["loss = f(net(x), wanted_batch)"]),
     "of a list": ("for i in range(9):\n    loss = f(net(stack([data[j] for j in data])), wanted[0])\n", (), [],
                   ["loss = f(net(stack([data[j] for j in data])), wanted[0])"]),
 }  # fmt: skip
