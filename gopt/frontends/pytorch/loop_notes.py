@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from gopt.frontends.pytorch.manual_updates import ManualUpdate
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.script_blocks import ScriptBlock, bound, used
-from gopt.frontends.pytorch.training_loops import LOOPS, called, functions_with, stepped, trains, trains_in, turns
+from gopt.frontends.pytorch.training_loops import (
+    LOOPS,
+    assigned,
+    called,
+    functions_with,
+    stepped,
+    trains,
+    trains_in,
+    turns,
+)
 from gopt.text.sanitize import show
 
 _CLIPS = {"clip_grad_norm_": ("--clip-norm", "max_norm"), "clip_grad_value_": ("--clip-value", "clip_value")}
@@ -80,13 +89,8 @@ def _argument(call: ast.Call, index: int, word: str) -> ast.expr | None:
 def _numbers(tree: ast.AST, blocks: Sequence[ScriptBlock]) -> dict[str, str]:
     """Names with a single constant in a script: assigned, as a default, or by a keyword of a call."""
     pairs = [(name, value) for block in blocks for name, value in block.defaults.items()]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            pairs += [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
-            ends = zip(getattr(node.targets[0], "elts", ()), getattr(node.value, "elts", ()))
-            pairs += [(target.id, value) for target, value in ends if isinstance(target, ast.Name)]
-        elif isinstance(node, ast.keyword) and node.arg:
-            pairs.append((node.arg, node.value))
+    pairs += assigned(tree)
+    pairs += [(node.arg, node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg]
     values: dict[str, set[str]] = {}
     for name, value in pairs:
         values.setdefault(name, set()).add(ast.unparse(value))

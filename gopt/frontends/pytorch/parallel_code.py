@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from gopt.frontends.pytorch.training_loops import called
+from gopt.text.sanitize import listed
 
 _WRAPPERS = (
     "torch.distributed.fsdp.", "torch.distributed._composable.", "torch.distributed.tensor.parallel.",
@@ -18,7 +19,7 @@ _SYNCHRONISING = frozenset({
     "set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch", "set_reshard_after_forward",
 })  # fmt: skip
 """Methods of a distributed module about the traffic of its gradients and parameters."""
-_SAMPLER = "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"
+_SAMPLERS = "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler"
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Undistributed(ast.NodeTransformer):
                 self._paths |= {part.asname or part.name: f"{node.module}.{part.name}" for part in node.names}
             elif isinstance(node, ast.Import):
                 self._paths |= {part.asname: part.name for part in node.names if part.asname}
-        self.samplers += [node.lineno for node in ast.walk(tree) if self._path(node) in _SAMPLER]  # type: ignore[attr-defined]
+        self.samplers += [node.lineno for node in ast.walk(tree) if self._path(node) in _SAMPLERS]  # type: ignore[attr-defined]
         self.visit(tree)
         return tree
 
@@ -60,22 +61,13 @@ class Undistributed(ast.NodeTransformer):
                 return None
         return self.generic_visit(node)
 
-    def visit_For(self, node: ast.For) -> ast.AST | None:
-        return self._with_body(node)
-
-    def visit_If(self, node: ast.If) -> ast.AST | None:
-        return self._with_body(node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.generic_visit(node)
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
-        return node
-
-    def _with_body(self, node: ast.For | ast.If) -> ast.AST | None:
-        self.generic_visit(node)
-        if not node.body and not node.orelse:
-            return None
-        node.body = node.body or [ast.copy_location(ast.Pass(), node)]
+    def generic_visit(self, node: ast.AST) -> ast.AST | None:  # type: ignore[override]
+        """A node with its parts; a branch, a loop or a context goes with the last statement of its body."""
+        super().generic_visit(node)
+        if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
+            if isinstance(node, (ast.For, ast.If, ast.With)) and not getattr(node, "orelse", ()):
+                return None
+            node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
         return node
 
     def _path(self, node: ast.AST) -> str:
@@ -88,17 +80,17 @@ class Undistributed(ast.NodeTransformer):
         hints = list[str]()
         if self.lines:
             hints.append(
-                f"leave out {_listed(self.lines)}: the step is exported of the module alone, in one process, and gopt "
-                "shard and torchrun do that work (docs/coming-from-fsdp.md)"
+                f"leave out {_line_numbers(self.lines)}: the step is exported of the module alone, in one process, and "
+                "gopt shard and torchrun do that work"
             )
         if self.samplers:
             hints.append(
-                f"leave out the sampler of processes, {_listed(self.samplers)}: the loop around the ranks takes "
+                f"leave out the sampler of processes, {_line_numbers(self.samplers)}: the loop around the ranks takes "
                 "rank.sampler(dataset)"
             )
         return hints
 
 
-def _listed(lines: list[int]) -> str:
+def _line_numbers(lines: list[int]) -> str:
     numbers = list(map(str, sorted(set(lines))))
-    return f"line{'s' * (len(numbers) > 1)} {' and '.join(filter(None, (', '.join(numbers[:-1]), numbers[-1])))}"
+    return f"line{'s' * (len(numbers) > 1)} {listed(numbers, len(numbers))}"

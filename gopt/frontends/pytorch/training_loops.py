@@ -56,17 +56,15 @@ def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST,
         names = {name for node in nodes for name in stepped(node)}
         return bool(optimizers) and names.issuperset(optimizers)
 
-    skips, values = set[int](), _values(tree)
-    for loop in (node for node in ast.walk(tree) if isinstance(node, LOOPS) and trains_in(node)):
-        parts = list(own_nodes(loop, LOOPS))
-        behind = min(getattr(part, "lineno", 0) for part in parts if trains(part)) if moves(iter(parts)) else None
-        skips |= {
-            id(part) for part in parts
-            if behind and isinstance(part, ast.If) and part.lineno > behind and isinstance(part.body[-1], ast.Continue)
-        }  # fmt: skip
+    values = dict(assigned(tree))
+    skips = [
+        part for loop in ast.walk(tree)
+        if isinstance(loop, LOOPS) and trains_in(loop) and moves(own_nodes(loop, LOOPS))
+        for part in _skips(loop, optimizers)
+    ]  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and (
-            id(node) in skips or moves(part for statement in node.body for part in ast.walk(statement))
+            node in skips or moves(part for statement in node.body for part in ast.walk(statement))
         ):
             read = [values[part.id] for part in ast.walk(node.test) if isinstance(part, ast.Name) and part.id in values]
             tests = (part for test in (node.test, *read) for part in ast.walk(test))
@@ -81,10 +79,23 @@ def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST,
                 yield inner, ast.unparse(over.args[0]) if isinstance(over, ast.Call) and called(over) == "range" else ""
 
 
-def _values(tree: ast.AST) -> dict[str, ast.expr]:
-    """Names with an assigned expression."""
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    return {target.id: node.value for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+def _skips(loop: ast.AST, optimizers: Collection[str]) -> Iterator[ast.If]:
+    """The branches to the next turn between a loop's backward and its first step of an optimizer."""
+    parts = list(own_nodes(loop, LOOPS))
+    backward = min(part.lineno for part in parts if trains(part))  # type: ignore[attr-defined]
+    step = min(part.lineno for part in parts if {*stepped(part)} & {*optimizers})  # type: ignore[attr-defined]
+    for part in parts:
+        if isinstance(part, ast.If) and backward < part.lineno < step and isinstance(part.body[-1], ast.Continue):
+            yield part
+
+
+def assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names with an assigned expression; the names of a tuple with the expressions of another, by position."""
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            tuples = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)  # type: ignore[attr-defined]
+            ends = zip(target.elts, node.value.elts) if tuples else [(target, node.value)]  # type: ignore[attr-defined]
+            yield from ((name.id, value) for name, value in ends if isinstance(name, ast.Name))
 
 
 def forward(body: Iterable[ast.stmt], counts: Collection[str]) -> Iterator[ast.stmt]:

@@ -95,6 +95,7 @@ SILENT = {
     "a checkpoint": ("", WHOLE + "if i % 1000 == 999:\n    torch.save(model.state_dict(), 'model.pt')\n"),
     "autocast that is off": ("", CAST.format("'cuda', enabled=False") + BACKWARD + STEP),
     "an optimizer's average": (OWN, WHOLE),
+    "a skip behind the step": ("", WHOLE + "if i % 10:\n    continue\nprint(i)\n"),
 }  # fmt: skip
 
 
