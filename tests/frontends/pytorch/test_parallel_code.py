@@ -43,7 +43,7 @@ WRAPPERS = {
     "ddp": "net = DistributedDataParallel(net, bucket_cap_mb=1)\n",
     "fsdp": "if dist.is_initialized():\n    net = FSDP(net)\n",
     "a context": "with torch.no_grad():\n    fully_shard(net)\n",
-    "an attempt": "try:\n    fully_shard(net)\nexcept ValueError:\n    print(net)\n",
+    "an attempt": "try:\n    fully_shard(net)\nexcept ValueError:\n    print(1)\n",
     "a path": "net = torch.nn.parallel.DistributedDataParallel(net)\n",
 }
 LOOPS = {
