@@ -83,7 +83,7 @@ def _skips(loop: ast.AST, optimizers: Collection[str]) -> Iterator[ast.If]:
     """The branches to the next turn between a loop's backward and its first step of an optimizer."""
     parts = list(own_nodes(loop, LOOPS))
     backward = min(part.lineno for part in parts if trains(part))  # type: ignore[attr-defined]
-    step = min(part.lineno for part in parts if {*stepped(part)} & {*optimizers})  # type: ignore[attr-defined]
+    step = min(part.lineno for part in parts if any(name in optimizers for name in stepped(part)))  # type: ignore[attr-defined]
     for part in parts:
         if isinstance(part, ast.If) and backward < part.lineno < step and isinstance(part.body[-1], ast.Continue):
             yield part
