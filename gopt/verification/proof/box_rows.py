@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
+from operator import eq
 
 from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.forms import CONCAT
@@ -12,6 +13,7 @@ from gopt.verification.proof.selections import (
     Runs,
     Selection,
     Sizes,
+    along,
     joined,
     length,
     replaced,
@@ -46,6 +48,9 @@ class BoxRows(Surroundings):
         values = {self.uniform(number) for number in numbers}
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
+        again = self._again(numbers, axis, shape[axis])
+        if again is not None:
+            return again
         if self.sealed and (part := self._part_of_row(numbers, axis)) is not None:
             return part
         result = self._first_joined(numbers, _of_common_wholes([self.raw(number) for number in numbers]), axis)
@@ -61,6 +66,18 @@ class BoxRows(Surroundings):
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
         return self._by_source(result)
+
+    def _again(self, numbers: Sequence[int], axis: int, size: int) -> int | None:
+        """Equal elements along a dimension, as one value of this length; None for any other values."""
+        ends = [0, *accumulate((self._sizes(number) or ())[axis] for number in numbers)]
+        runs = [((start, stop),) for start, stop in pairwise(ends)]
+        longest = max(range(len(numbers)), key=lambda at: ends[at + 1] - ends[at])
+        whole = self.resized(numbers[longest], axis, size, runs[longest])
+        if whole is None:
+            return None
+        rank = len(self.shape(whole) or ())
+        parts = (self.take(whole, along(axis, part, rank)) for part in runs)
+        return whole if all(map(eq, parts, numbers)) else None
 
     def _ranges_in_row(self, numbers: Sequence[int], axis: int, shape: Sizes) -> int:
         """Values behind one another in row-major order."""

@@ -5,7 +5,7 @@ the operator on whole values, or, where the operator sums over the dimension, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import prod
 from typing import cast
@@ -19,6 +19,7 @@ from gopt.verification.proof.forms import (
     VIEW,
     Coefficient,
     Piece,
+    Shape,
     UnknownSize,
     elements,
 )
@@ -185,6 +186,19 @@ class Boxes(Movements):
         shape = self._sizes(number) or ()
         return self.linear(dict(self.terms(number)), (*shape[:dim], 1, *shape[dim + 1 :]))
 
+    def expanded(self, number: int, shape: Shape, expand: Callable[[int, Shape], int] | None = None) -> int:
+        """A value again and again along dimensions of length 1; a part as the part of the whole value again and
+        again. ``expand``: for a value without parts; by default a sum of one term."""
+        expand = expand or (lambda value, sizes: self.linear({value: 1}, sizes))
+        before, after = self.shape(number) or (), shape or ()
+        front = len(after) - len(before)
+        for whole, selection in self.boxes(number):
+            if not any(runs and old != new for runs, old, new in zip(selection, before, after[front:])):
+                pairs = zip(selection, self.shape(whole) or (), after[front:])
+                sizes = (*after[:front], *(new if runs is None else size for runs, size, new in pairs))
+                return self.take(expand(whole, sizes), (*(None,) * front, *selection))
+        return expand(number, shape)
+
     def selection(self, number: int) -> Selection | None:
         """The taken ranges of an expression."""
         op, attributes, _, _ = self.all[number]
@@ -319,12 +333,17 @@ class Boxes(Movements):
 
     def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
         """A whole value in the shapes where a selection has the shape ``part``, the source's shapes in front."""
+        yield from self.in_shapes_of_source(whole, selection, part)
+        rows = wholes(self._sizes(whole) or (), selection, part)
+        yield from ((self.view(whole, sizes), chosen) for sizes, chosen in rows)
+
+    def in_shapes_of_source(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
+        """A whole value in the source's shapes where a selection has the shape ``part``."""
         shape = self._sizes(whole) or ()
         for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
                 yield self.view(whole, sizes), chosen
-        yield from ((self.view(whole, sizes), chosen) for sizes, chosen in wholes(shape, selection, part))
 
     def _shapes_of(self, number: int) -> Iterable[Sizes]:
         """The shapes of a value in the source, also of some terms of a sum there."""

@@ -129,27 +129,14 @@ def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     if shape is None or not fits:
         return None
 
-    def spread(value: int, sizes: tuple[int | str | None, ...]) -> int:
+    def spread(value: int, sizes: Shape) -> int:
         """A value in a larger shape."""
         if reader.floating(node):
             return reader.expressions.linear({value: 1}, sizes)
         fitting = reader.expressions.shape(value) == sizes
         return value if fitting else reader.expressions.apply(node.op_type, None, [value], sizes)
 
-    before = reader.expressions.shape(number) or ()
-    front = len(shape) - len(before)
-    boxes = (
-        box for box in reader.expressions.boxes(number)
-        if not any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:]))
-    )  # fmt: skip
-    whole, selection = next(boxes, (None, ()))
-    if whole is None:
-        return spread(number, shape)
-    sizes, chosen = list(shape), [None] * front + list(selection)
-    for dim, runs in enumerate(selection, front):
-        if runs is not None:
-            sizes[dim] = (reader.expressions.shape(whole) or ())[dim - front]
-    return reader.expressions.take(spread(whole, tuple(sizes)), tuple(chosen))
+    return reader.expressions.expanded(number, shape, spread)
 
 
 def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -171,8 +158,7 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
         number = expression.operands[0]
     sizes = reader.expressions.shape(number) or ()
     shape = tuple(sizes[dim] for dim in perm)
-    moved = [dim for dim in perm if sizes[dim] != 1]
-    if moved == sorted(moved):
+    if _in_order(sizes, perm):
         return reader.expressions.view(number, shape)
     value = reader.expressions.uniform(number)
     if value is not None:
@@ -180,11 +166,19 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     return reader.expressions.apply(PERMUTED, perm, [number], shape)
 
 
+def _in_order(sizes: Sequence[object], perm: Sequence[int]) -> bool:
+    """Return whether all dimensions but those of length 1 stay in order."""
+    moved = [dim for dim in perm if sizes[dim] != 1]
+    return moved == sorted(moved)
+
+
 def _permuted_in_source(expressions: Expressions, number: int, perm: tuple[int, ...]) -> Iterator[Box]:
-    """The values around a part that the source transposes so."""
-    for whole, selection in expressions.surroundings(number):
+    """The values around a part that the source transposes so; then the values with the same elements behind."""
+    boxes = expressions.surroundings(number)
+    for whole, selection in boxes:
         if any(expressions.all[reader].attributes == perm for reader in expressions.readers(PERMUTED, whole)):
             yield whole, selection
+    yield from (box for box in boxes if _in_order(expressions.shape(box[0]) or (), perm))
 
 
 def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -238,7 +232,7 @@ def tile(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         return None
     sizes = [(size, count) for size, count in zip(before, times) if isinstance(size, int)]
     if reader.floating(node):
-        value = expressions.linear({value: 1}, tuple(count if size == 1 else size for size, count in sizes))
+        value = expressions.expanded(value, tuple(count if size == 1 else size for size, count in sizes))
         sizes = [(count, 1) if size == 1 else (size, count) for size, count in sizes]
     if any(not 0 < count <= REPEATED for _, count in sizes):
         return None

@@ -164,7 +164,7 @@ class NodeReader:
         if single == list(operands):
             return None
         results = self.results(node, single, [tuple(row) for row in sizes])
-        return [expressions.linear({number: 1}, shape) for number, shape in zip(results, shapes)]
+        return list(map(expressions.expanded, results, shapes))
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results where operands are parts: the same parts of the results on whole operands, by the indices of the

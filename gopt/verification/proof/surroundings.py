@@ -64,6 +64,8 @@ class Surroundings(Boxes):
             self._nearby |= {base: around} if self.sealed else {}
         for box in around:
             yield from self._in_shape(*box, number).items()
+        for box in around:
+            yield from self.in_shapes_of_source(*box, part)
         for box in around if 1 in part else ():
             yield from self._reshaped(*box, part)
 

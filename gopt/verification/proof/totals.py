@@ -8,6 +8,7 @@ from gopt.verification.proof.forms import (
     FLAT,
     HIGHEST,
     LARGEST,
+    LINEAR,
     LOWEST,
     SMALLEST,
     TOTAL,
@@ -56,8 +57,14 @@ class Totals(Ranges):
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
 
     def whole_total(self, atom: int) -> int:
-        """The sum of all elements of a term: exponentials of a single element stand in front of the sum."""
-        pairs = [*self.factors(self.root(atom))]
+        """The sum of all elements of a term: how often terms are repeated in a sum, and exponentials of a single
+        element, stand in front of the sum."""
+        root, size = self.root(atom), self.elements(atom)
+        lengths = {part: self.elements(part) for part, _ in self.terms(root) if self.all[root].op == LINEAR}
+        if size and lengths and all(lengths.values()):
+            times = ((part, factor * (size // (lengths[part] or 1))) for part, factor in self.terms(root))
+            return self.linear({self.total(part): count for part, count in times}, ())
+        pairs = [*self.factors(root)]
         front = [pair for pair in pairs if self.elements(pair[0]) == 1 and self.is_exponential(pair[0])]
         if not front:
             return self._number(TOTAL, (), (self.root(atom),), ())
