@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,8 +151,12 @@ def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: A
 def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
     box = reader.expressions.box(number)
     if box is not None:
-        whole, selection = next(_permuted_in_source(reader.expressions, number, perm), box)
-        return reader.expressions.take(permuted(reader, whole, perm), tuple(selection[dim] for dim in perm))
+        parts = (
+            reader.expressions.take(permuted(reader, whole, perm), tuple(selection[dim] for dim in perm))
+            for whole, selection in _permuted_around(reader.expressions, number, box, perm)
+        )
+        first = next(parts)
+        return next(filter(reader.expressions.in_source, chain((first,), parts)), first)
     expression = reader.expressions.all[number]
     if expression.op == PERMUTED and isinstance(expression.attributes, tuple):
         perm = tuple(expression.attributes[dim] for dim in perm)
@@ -172,13 +177,14 @@ def _in_order(sizes: Sequence[object], perm: Sequence[int]) -> bool:
     return moved == sorted(moved)
 
 
-def _permuted_in_source(expressions: Expressions, number: int, perm: tuple[int, ...]) -> Iterator[Box]:
-    """The values around a part that the source transposes so; then the values with the same elements behind."""
-    boxes = expressions.surroundings(number)
-    for whole, selection in boxes:
+def _permuted_around(expressions: Expressions, number: int, box: Box, perm: tuple[int, ...]) -> Iterator[Box]:
+    """The values around a part that the source transposes so; the box; the values with the same elements behind."""
+    around = expressions.surroundings(number)
+    for whole, selection in around:
         if any(expressions.all[reader].attributes == perm for reader in expressions.readers(PERMUTED, whole)):
             yield whole, selection
-    yield from (box for box in boxes if _in_order(expressions.shape(box[0]) or (), perm))
+    yield box
+    yield from (row for row in around if _in_order(expressions.shape(row[0]) or (), perm))
 
 
 def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
