@@ -18,6 +18,9 @@ UNPROVEN = {
     "the same in a row": (420108, "sp=3"),
     "merged tokens, transposed": (420135, "sp=2"),
     "features of merged tokens": (430007, "tp=2"),
+    "a clip behind merged tokens": (431005, "sp=2"),
+    "sums so far of merged tokens": (431014, "dp=2,cp=2"),
+    "chosen tokens, merged": (431020, "cp=2,tp=2"),
     "a choice of two zeros": (430016, "tp=2"),
     "a choice of two zeros of one token": (430101, "tp=2"),
 }
