@@ -172,7 +172,7 @@ def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
 
 
 def _in_order(sizes: Sequence[object], perm: Sequence[int]) -> bool:
-    """Return whether all dimensions but those of length 1 stay in order."""
+    """Return whether the dimensions longer than 1 stay in order."""
     moved = [dim for dim in perm if sizes[dim] != 1]
     return moved == sorted(moved)
 
