@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from math import prod
 from typing import TypeAlias, cast
 
 from gopt.verification.proof.boxes import CHOICES
@@ -43,6 +44,7 @@ from gopt.verification.proof.selections import (
     positions,
     replaced,
     sizes_of,
+    through,
 )
 from gopt.verification.proof.zeros import MATRICES, are_matrices, are_zero
 
@@ -335,18 +337,20 @@ class PartialSums(ElementwiseBoxes):
                     yield part, factor * change
             return
         sizes, summands = self._sizes(operands[0]) or (), self.summands(operands[0])
-        inner = [self.shape(self.root(atom)) or () for atom, _ in summands if self.elements(atom) != 1]
-        if any(shape != sizes[len(sizes) - len(shape) :] for shape in inner):
-            yield from super()._total_terms(root, start, stop)  # positions would be counted in another shape
+        shapes = {atom: self._sizes(self.root(atom)) or () for atom, _ in summands if self.elements(atom) != 1}
+        rows = {atom: through(sizes, cast(Selection, selection), shape) for atom, shape in shapes.items()}
+        if None in rows.values():  # positions would be counted in another shape
+            yield from super()._total_terms(root, start, stop)
             return
         for atom, factor in summands:
-            if self.elements(atom) == 1:
+            if atom not in rows:
                 yield self.view(atom, ()), factor * stop
                 continue
             number = core = self._number(TOTAL, (), (self.root(atom),), ())
-            for dim, runs in enumerate(cast(Selection, selection)):
+            size = shapes[atom]
+            for dim, runs in enumerate(rows[atom] or ()):
                 if runs is not None:
-                    number = self.parted(number, core, (dim - len(sizes),), sizes[dim], runs)
+                    number = self.parted(number, core, (dim - len(size),), size[dim], runs)
             yield number, factor
 
     def summed(self, number: int, axes: Collection[int]) -> int:
@@ -356,6 +360,9 @@ class PartialSums(ElementwiseBoxes):
             raise UnknownSize("a sum of unknown size")
         if len(set(axes)) == len(sizes):
             return self._sum_of_all(number, (1,) * len(sizes))
+        rows = self._rows_in_front(number, axes, sizes)
+        if rows:
+            return self.elementwise(self.added, [self.summed(row, axes) for row in rows])
         nearby = self.box(number) or (number, (None,) * len(sizes))
         nearest = self._sum_of_part(number, *nearby, axes, sizes)
         moved = all(sizes[axis] == 1 for axis in axes)
@@ -366,6 +373,19 @@ class PartialSums(ElementwiseBoxes):
         if (result is None or moved) and self.pads and any(are_zero(self, *box) for box in boxes):
             return self.linear({}, self.shape(nearest))
         return nearest if result is None else result
+
+    def _rows_in_front(self, number: int, axes: Collection[int], sizes: Sizes) -> list[int]:
+        """The ranges of several values with all elements of a value, in rows along the first dimension longer than 1,
+        if this is one of the summed ones; [] for any other value."""
+        axis = next((dim for dim, size in enumerate(sizes) if size > 1), 0)
+        pieces, width = self.pieces(number), prod(sizes[axis + 1 :])
+        if axis not in axes or len({root for root, _, _ in pieces}) < 2:
+            return []
+        lengths = [divmod(stop - start, width) for _, start, stop in pieces]
+        if any(rest for _, rest in lengths):
+            return []
+        shapes = ((*sizes[:axis], rows, *sizes[axis + 1 :]) for rows, _ in lengths)
+        return [self.view(self.flat([piece]), shape) for piece, shape in zip(pieces, shapes)]
 
     def _sum_of_all(self, number: int, shape: Sizes) -> int:
         """The sum of all elements of a part, as of a value of the source around the part if there."""

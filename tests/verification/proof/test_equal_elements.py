@@ -21,6 +21,8 @@ UNPROVEN = {
     "a clip behind merged tokens": (431005, "sp=2"),
     "sums so far of merged tokens": (431014, "dp=2,cp=2"),
     "chosen tokens, merged": (431020, "cp=2,tp=2"),
+    "a sum of terms of several shapes": (431118, "sp=2"),
+    "a sum of ranges in a row": (431056, "sp=2"),
     "a choice of two zeros": (430016, "tp=2"),
     "a choice of two zeros of one token": (430101, "tp=2"),
 }
