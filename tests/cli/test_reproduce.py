@@ -221,6 +221,7 @@ def test_a_refused_structure_in_the_middle_is_found(here, capsys):
     assert main(["shard", "small.onnx", "--ranks", "2"]) == 4
 
 
+@pytest.mark.rest
 def test_a_wrong_rank_file_is_reduced_with_verify(here, monkeypatch, capsys):
     """The ranks' Sub of an update adds: verify sees another state."""
     write = ranks.write_ranks

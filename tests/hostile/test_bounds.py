@@ -334,6 +334,7 @@ def test_a_loop_without_an_end_ends_by_the_deadline(tmp_path, trips):
     refused(ended, 5, "after 2 s", "--deadline", "loop")
 
 
+@pytest.mark.rest
 def test_a_loop_with_an_end_is_verified(tmp_path):
     looping(3).save(tmp_path / "m.onnx")
     assert run("shard", "m.onnx", "--ranks", "2", "-o", "out", folder=tmp_path).code == 0
@@ -399,6 +400,7 @@ def test_a_value_that_memory_cannot_hold_is_not_computed(tmp_path):
     refused(run("verify", "out", folder=tmp_path), 5, "8.0 TiB", "memory are free")
 
 
+@pytest.mark.rest
 def test_states_that_memory_cannot_hold_are_not_drawn(tmp_path):
     b, size = Builder(), 1 << 20
     x, w = b.input("x", (1, size)), b.input("w", (size, size))
@@ -411,6 +413,7 @@ def test_states_that_memory_cannot_hold_are_not_drawn(tmp_path):
     refused(run("verify", "out", folder=tmp_path), 5, "memory are free")
 
 
+@pytest.mark.rest
 def test_names_without_an_end(tmp_path):
     model = stepping(lambda b: "x").model()
     for place in ("value", "node"):

@@ -14,6 +14,7 @@ BUDGET = Figures(
 message of the commit."""
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("name", list(asdict(BUDGET)))
 def test_no_figure_is_above_its_budget(name: str) -> None:
     assert asdict(figures())[name] <= asdict(BUDGET)[name], f"python tests/house/figures.py says where {name} stands"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 
+import pytest
 from helpers import ROOT
 
 
@@ -16,6 +17,7 @@ def made_again(code: str) -> list[int]:
     return [node.lineno for node in sets if any(isinstance(element, ast.Starred) for element in node.elts)]
 
 
+@pytest.mark.rest
 def test_no_condition_makes_a_set_for_each_element():
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / "gopt").rglob("*.py")}
     assert {path: lines for path, code in files.items() if (lines := made_again(code))} == {}

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 LAYERS = (
@@ -120,6 +121,7 @@ def faults(texts: dict[str, str], known: dict[str, str] | None = None) -> list[s
     return found
 
 
+@pytest.mark.rest
 def test_layers():
     assert faults(sources()) == []
 

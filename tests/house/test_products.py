@@ -82,6 +82,7 @@ def test_slow(): ...
 """
 
 
+@pytest.mark.rest
 def test_who_names_nothing_runs_some_cases_and_the_others_are_the_rest(tmp_path):
     shutil.copytree(
         ROOT / "tests", tmp_path / "tests", ignore=lambda _, names: {*names} - {"conftest.py", "products.py"}

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 TESTS = ROOT / "tests"
@@ -25,6 +26,7 @@ def strangers(path: Path, homes: dict[str, set[Path]]) -> Iterator[str]:
                 yield f"{path.relative_to(TESTS)} imports {module}"
 
 
+@pytest.mark.rest
 def test_a_test_imports_helpers_of_its_own_folder_or_of_all_tests():
     files = sorted(TESTS.rglob("*.py"))
     homes: dict[str, set[Path]] = {}

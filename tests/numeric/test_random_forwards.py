@@ -33,6 +33,7 @@ def counted(seeds: range, folder: Path) -> collections.Counter[str]:
     return found
 
 
+@pytest.mark.rest
 def test_random_models_train_as_their_differences_say(tmp_path: Path):
     assert counted(range(9_000, 9_000 + FEW), tmp_path)["right"] >= FEW / 2
 

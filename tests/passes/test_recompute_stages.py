@@ -66,6 +66,7 @@ def test_ranks_on_stages_compute_the_step(fixture, mesh, policy, tmp_path):
         assert gopt.prove(tmp_path / "ranks").proven
 
 
+@pytest.mark.rest
 def test_a_gather_of_another_stage_of_the_member_is_not_read_early(tmp_path):
     """The first and the last stage are on one member, and share the tied table, which each gathers in its own turn."""
     options = {"stage": 3, "accumulate": 2, "schedule": "zb-v"}

@@ -72,6 +72,8 @@ class Sweep:
         self._mail: defaultdict[tuple[int, int, str, int], deque[tuple[CallSignature, Node, list[int]]]]
         self._mail = defaultdict(deque)
         self._distances: Sequence[int] = ()
+        self._come: dict[int, None] = {}
+        """Ranks that have come to a call since values were last moved."""
         """(sender, receiver, group, tag) -> what was sent and not yet received: the call, the node and the values."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
@@ -118,6 +120,7 @@ class Sweep:
                 waiting.pop(rank, None)
             else:
                 waiting[rank] = node
+                self._come[rank] = None
 
     def _parted(self, sweep: RankSweep, results: Mapping[int, list[int] | None]) -> list[RankSweep]:
         """The sweep behind a call, split where ranks have other results of the call."""
@@ -197,28 +200,33 @@ class Sweep:
         """The results of waiting ranks that send a value, or receive one that was sent."""
         results: dict[int, list[int] | None] = {}
         sent: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        for rank, node in waiting.items():
-            if node.op_type in PAIRWISE:
-                sweep, group, tag = self.sweeps[rank], str(node.attributes["group"]), node.attributes["tag"]
-                peer, receives = self._peer(rank, node), node.op_type != "Send"
-                if peer == rank or peer not in self._members(node, rank):
-                    raise UnpairedCall(rank, node, f"{node.op_type} with rank {peer}", f"another rank along {group}")
-                if receives and not self._mail.get((peer, rank, group, tag)):
-                    continue
-                signature = self._signature(node, self._types(sweep, node))
-                if not receives:
-                    coordinates = {axis: self._places[rank][axis] for axis in self.mesh.split(group)}
-                    key = id(sweep), tuple(coordinates.values())
-                    if key not in sent:  # ranks with the same expressions wait at the same node
-                        operands = sweep.operands(node, node.inputs)
-                        sent[key] = [self.expressions.on_member(number, coordinates) for number in operands]
-                    self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, sent[key]))
-                    results[rank] = []
-                else:
-                    message, _, values = self._mail[peer, rank, group, tag].popleft()
-                    if message != signature:
-                        raise UnpairedCall(rank, node, str(signature), f"{message}, as rank {peer} sends")
-                    results[rank] = values
+        turns, self._come = deque(self._come), {}
+        while turns:
+            rank = turns.popleft()
+            node = waiting.get(rank)
+            if node is None or node.op_type not in PAIRWISE or rank in results:
+                continue
+            sweep, group, tag = self.sweeps[rank], str(node.attributes["group"]), node.attributes["tag"]
+            peer, receives = self._peer(rank, node), node.op_type != "Send"
+            if peer == rank or peer not in self._members(node, rank):
+                raise UnpairedCall(rank, node, f"{node.op_type} with rank {peer}", f"another rank along {group}")
+            if receives and not self._mail.get((peer, rank, group, tag)):
+                continue  # the Send comes back to it
+            signature = self._signature(node, self._types(sweep, node))
+            if not receives:
+                coordinates = {axis: self._places[rank][axis] for axis in self.mesh.split(group)}
+                key = id(sweep), tuple(coordinates.values())
+                if key not in sent:  # ranks with the same expressions wait at the same node
+                    operands = sweep.operands(node, node.inputs)
+                    sent[key] = [self.expressions.on_member(number, coordinates) for number in operands]
+                self._mail[rank, peer, group, tag].append((signature._replace(op="Recv"), node, sent[key]))
+                results[rank] = []
+                turns.append(peer)
+            else:
+                message, _, values = self._mail[peer, rank, group, tag].popleft()
+                if message != signature:
+                    raise UnpairedCall(rank, node, str(signature), f"{message}, as rank {peer} sends")
+                results[rank] = values
         return results
 
     def _peer(self, rank: int, node: Node) -> int:

@@ -58,6 +58,7 @@ def test_values_that_are_taken_for_constants_are_found(seed: int, tmp_path: Path
     assert found["w0"].stops and not found["w1"].stops
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("seed", "name"), part(product(range(20), WRONG), 2))
 def test_what_is_no_gradient_is_none_with_any_constants(seed: int, name: str, tmp_path: Path) -> None:
     w, found = checked(seed, tmp_path, WRONG[name])
