@@ -94,7 +94,7 @@ class Boxes(Movements):
         if all(runs is None for runs in selection):
             return number
         shape = sizes_of(selection, before)
-        value = self.uniform(number)
+        value = 0 if 0 in shape else self.uniform(number)
         if value is not None:
             return self.constant(value, shape)
         op, attributes, operands, _ = self.all[number]
@@ -127,8 +127,6 @@ class Boxes(Movements):
                 sizes = tuple(new if free[dim] else old for dim, (old, new) in enumerate(zip(before, shape)))
                 rest = tuple(None if free[dim] else runs for dim, runs in enumerate(selection))
                 return self.take(self.linear(dict(self.terms(number)), sizes), rest)
-        if 0 in shape:
-            return self.linear({}, shape)
         lead = next((dim for dim, size in enumerate(before) if size > 1), 0)
         ranges = selection[lead]
         if ranges is not None:  # rows, of the ranges in the other dimensions

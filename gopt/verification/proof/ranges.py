@@ -38,7 +38,8 @@ class Ranges(Products):
                 continue
             if not self._ranged[number]:
                 value, length = self.narrow(number), stop - start
-                if joined and not self._ranged[joined[-1][0]] and self.narrow(joined[-1][0]) == value:
+                single = joined and (not self._ranged[joined[-1][0]] or self.elements(joined[-1][0]) == 1)
+                if single and self.narrow(joined[-1][0]) == value:
                     length += joined.pop()[2]
                 plain = length == 1 and self.uniform(value) is None
                 joined.append((self.root(value) if plain else self.linear({value: 1}, (length,)), 0, length))

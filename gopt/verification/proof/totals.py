@@ -62,8 +62,8 @@ class Totals(Ranges):
         root, size = self.root(atom), self.elements(atom)
         lengths = {part: self.elements(part) for part, _ in self.terms(root) if self.all[root].op == LINEAR}
         if size and lengths and all(lengths.values()):
-            times = ((part, factor * (size // (lengths[part] or 1))) for part, factor in self.terms(root))
-            return self.linear({self.total(part): count for part, count in times}, ())
+            times = [factor * (size // (lengths[part] or 1)) for part, factor in self.terms(root)]
+            return self.added(list(map(self.total, lengths)), times)
         pairs = [*self.factors(root)]
         front = [pair for pair in pairs if self.elements(pair[0]) == 1 and self.is_exponential(pair[0])]
         if not front:

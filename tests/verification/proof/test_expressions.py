@@ -269,6 +269,26 @@ class Drawn:
         shape = self.random.choice([(3,), (4,), (2, 3), (2, 6)])
         self.add(self.expressions.linear({number: 1}, shape), [np.full(shape, value.item()) for value in values])
 
+    def expand(self) -> None:
+        """A value again and again along dimensions of length 1, maybe along one in front, and parts of it in a row."""
+        number, values = self.random.choice(self.pool)
+        sizes = tuple(self.random.choice([1, 3]) if size == 1 else size for size in values[0].shape)
+        sizes = (*[2] * (self.random.random() < 0.3), *sizes)
+        if not sizes or not 0 < np.prod(sizes) < 36:
+            return
+        e, whole = self.expressions, self.expressions.expanded(number, sizes)
+        rows = [np.broadcast_to(value, sizes) for value in values]
+        self.add(whole, rows)
+        dim = self.random.randrange(len(sizes))
+        at = self.random.randrange(sizes[dim] + 1)
+        sides = [tuple(runs if axis == dim else None for axis in range(len(sizes)))
+                 for runs in (joined([(0, at)]), joined([(at, sizes[dim])]))]  # fmt: skip
+        parts = [e.take(whole, side) for side in sides]
+        for part_of, side in zip(parts, sides):
+            self.add(part_of, [taken(row, side) for row in rows])
+        self.add(e.concatenated(parts, dim), rows)
+        self.add(e.elementwise(e.added, [e.total(part_of) for part_of in parts]), [row.sum() for row in rows])
+
     def over_members(self, number: int = -1, values: Sequence[np.ndarray] = (), axes: Sequence[str] = ()) -> None:
         if number < 0:
             number, values = self.random.choice(self.pool)
@@ -299,7 +319,7 @@ def parted(expressions: Expressions, whole: int, core: int, parts: tuple[tuple[o
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
     "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
-    "logarithm", "seal", "pad", "spread", "fractions", "choose",
+    "logarithm", "seal", "pad", "spread", "fractions", "choose", "expand",
 ]  # fmt: skip
 
 
@@ -495,6 +515,14 @@ def test_a_sum_of_one_value_in_the_shape_of_the_value_is_the_value():
     a, b = e.leaf("batch", "a", (4, 6)), e.leaf("batch", "b", (4, 6))
     value = e.view(e.added([a, b]), (2, 2, 6))
     assert e.linear({value: 1}, (2, 2, 6)) == value
+
+
+def test_the_sum_of_all_elements_counts_each_term_as_often_as_it_is_repeated():
+    """A repeated value beside a multiple of its own sum was counted by one of the two alone."""
+    e = Expressions({})
+    x, y = e.leaf("batch", "x", (2, 1)), e.leaf("batch", "y", (6,))
+    whole = e.linear({x: 1, e.total(x): -3, y: -1}, (2, 6))
+    assert e.total(whole) == e.linear({e.total(x): 6 - 3 * 12, e.total(y): -2}, ())
 
 
 def test_stored_whole_numbers_are_added_up_in_sums():
