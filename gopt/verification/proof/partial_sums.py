@@ -440,19 +440,26 @@ class PartialSums(ElementwiseBoxes):
                 apart = all(self._length(factor, dim - rank) == 1 for dim in axes)
                 (front if apart else rest).append((factor, power))
             if front:
-                inner = self.product(*zip(*rest))
-                short = rank - len(self.shape(inner) or ())
-                inner = self.summed(inner, [dim - short for dim in axes])
-                core = self.root(inner) if self.all[self.root(inner)].op in (SUM, TOTAL) else None
+                whole = self.product(*zip(*rest))
+                short = rank - len(self.shape(whole) or ())
+                inner = self.summed(whole, [dim - short for dim in axes])
+                core = self._with_positions(self.root(inner), self.shape(whole))
                 if core is not None and self.depend([factor for factor, _ in front], {core}):
                     return inner, core, tuple(front)
                 return self.product(*zip((inner, 1), *front)), core, ()
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
         if elements(after) == 1 and self.root(atom) == atom:
             result = self.total(atom, after)
-            return result, self.root(result) if self.all[self.root(result)].op == TOTAL else None, ()
+            return result, self._with_positions(self.root(result), shape), ()
         result = self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
         return result, result, ()
+
+    def _with_positions(self, number: int, shape: Shape) -> int | None:
+        """A sum whose terms have positions along the dimensions of a shape; None for a sum over ranges, and for a sum over
+        a value of another shape."""
+        op, ranges, operands, _ = self.all[number]
+        fits = op == SUM or (op == TOTAL and not ranges and self.shape(operands[0]) == shape)
+        return number if fits else None
 
     def _length(self, number: int, dim: int) -> int | str | None:
         """The length of a dimension counted from behind."""

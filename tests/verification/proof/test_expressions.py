@@ -119,6 +119,8 @@ class Drawn:
     def again(self) -> None:
         """Two halves of one value, joined: the value."""
         number, values = self.random.choice(self.pool)
+        if not values[0].size:
+            return
         at = self.random.randrange(values[0].size + 1)
         halves = [*self.expressions.cut(number, 0, at), *self.expressions.cut(number, at, values[0].size)]
         assert self.expressions.split(number, [0, at, at, values[0].size]) == [
