@@ -455,8 +455,8 @@ class PartialSums(ElementwiseBoxes):
         return result, result, ()
 
     def _with_positions(self, number: int, shape: Shape) -> int | None:
-        """A sum with positions of terms along the dimensions of a shape; None for a sum over ranges, and for a sum over a
-        value of another shape."""
+        """A sum with positions of terms along dimensions of a shape; None for a sum over ranges, or over a value of
+        another shape."""
         op, ranges, operands, _ = self.all[number]
         fits = op == SUM or (op == TOTAL and not ranges and self.shape(operands[0]) == shape)
         return number if fits else None
