@@ -87,14 +87,24 @@ def _argument(call: ast.Call, index: int, word: str) -> ast.expr | None:
 
 
 def _numbers(tree: ast.AST, blocks: Sequence[ScriptBlock]) -> dict[str, str]:
-    """Names with a single constant in a script: assigned, as a default, or by a keyword of a call."""
+    """Names with a single constant in a script: assigned, as a default, by a keyword of a call, or by an option."""
     pairs = [(name, value) for block in blocks for name, value in block.defaults.items()]
-    pairs += assigned(tree)
+    pairs += [*assigned(tree), *_options(tree)]
     pairs += [(node.arg, node.value) for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg]
     values: dict[str, set[str]] = {}
     for name, value in pairs:
         values.setdefault(name, set()).add(ast.unparse(value))
     return {name: min(texts) for name, texts in values.items() if len(texts) == 1 and min(texts)[:1].isdigit()}
+
+
+def _options(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The options of argparse with their defaults, as a script reads them."""
+    read = [name for name, value in assigned(tree) if called(value).endswith(".parse_args")]
+    for node in ast.walk(tree):
+        if called(node).endswith(".add_argument") and isinstance(node, ast.Call) and node.args:
+            words = {keyword.arg: keyword.value for keyword in node.keywords}
+            option = ast.unparse(words.get("dest", node.args[-1])).strip("'\"-").replace("-", "_")
+            yield from ((f"{name}.{option}", words["default"]) for name in read if "default" in words)
 
 
 def _clips(tree: ast.AST, numbers: Mapping[str, str]) -> Iterator[LoopNote]:

@@ -47,7 +47,7 @@ class Undistributed(ast.NodeTransformer):
         path = self._path(node.value)
         method = isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
         if path.startswith((*_WRAPPERS, *_STARTS)) or (method and path.rpartition(".")[2] in _SYNCHRONISING):
-            self.lines.append(node.lineno)
+            self._leave_out(node)
             return None
         return self.generic_visit(node)
 
@@ -56,19 +56,24 @@ class Undistributed(ast.NodeTransformer):
         while isinstance(node.value, ast.Call) and node.value.args and self._path(node.value).startswith(_WRAPPERS):
             node.value, wrapped = node.value.args[0], True
         if wrapped:
-            self.lines.append(node.lineno)
+            self._leave_out(node)
             if [ast.unparse(target) for target in node.targets] == [ast.unparse(node.value)]:
                 return None
         return self.generic_visit(node)
 
     def generic_visit(self, node: ast.AST) -> ast.AST | None:  # type: ignore[override]
-        """A node with its parts; a branch, a loop or a context goes with the last statement of its body."""
+        """A node with its parts; a branch, a loop, a context or an attempt goes with the last statement of its body."""
         super().generic_visit(node)
         if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
-            if isinstance(node, (ast.For, ast.If, ast.With)) and not getattr(node, "orelse", ()):
+            further = [*getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+            if isinstance(node, (ast.For, ast.If, ast.With, ast.Try)) and not further:
+                self._leave_out(node)
                 return None
             node.body = [ast.copy_location(ast.Pass(), node)]  # type: ignore[attr-defined]
         return node
+
+    def _leave_out(self, node: ast.stmt) -> None:
+        self.lines += range(node.lineno, (node.end_lineno or node.lineno) + 1)
 
     def _path(self, node: ast.AST) -> str:
         """The function of a call, by the path of its import."""

@@ -127,7 +127,7 @@ class Boxes(Movements):
                 sizes = tuple(new if free[dim] else old for dim, (old, new) in enumerate(zip(before, shape)))
                 rest = tuple(None if free[dim] else runs for dim, runs in enumerate(selection))
                 return self.take(self.linear(dict(self.terms(number)), sizes), rest)
-        lead = next((dim for dim, size in enumerate(before) if size > 1), 0)
+        lead = next((dim for dim, sizes in enumerate(zip(before, shape)) if max(sizes) > 1), 0)
         ranges = selection[lead]
         if ranges is not None:  # rows, of the ranges in the other dimensions
             part = self.take(number, replaced(selection, lead))

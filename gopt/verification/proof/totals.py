@@ -53,8 +53,10 @@ class Totals(Ranges):
             elif self.all[self.root(atom)].op == FLAT:
                 for piece in self.cut(atom, start, stop):
                     yield from ((part, factor * times) for part, times in self._total_terms(*piece))
+            elif ranges:
+                yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
             else:
-                yield self._number(TOTAL, ranges, (self.root(atom),), ()) if ranges else self.whole_total(atom), factor
+                yield from ((part, factor * times) for part, times in self.terms(self.whole_total(atom)))
 
     def whole_total(self, atom: int) -> int:
         """The sum of all elements of a term: how often terms are repeated in a sum, and exponentials of a single

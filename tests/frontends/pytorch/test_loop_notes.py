@@ -56,6 +56,11 @@ NOTED = {
                   "--autocast bf16"),
     "a scaler": (SCALER, FORWARD + SCALED, "--loss-scale dynamic"),
     "a clip": ("", FORWARD + BACKWARD + "nn.utils.clip_grad_norm_(model.parameters(), 2)\n" + STEP, "--clip-norm 2"),
+    "turns of an option": ("import argparse\nparser = argparse.ArgumentParser()\n"
+                           "parser.add_argument('-k', '--micro-steps', type=int, default=4)\n"
+                           "args = parser.parse_args([])\n",
+                           FORWARD + BACKWARD + "if (i + 1) % args.micro_steps == 0:\n    " + STEP,
+                           "--accumulate 4"),
     "a clip by hand": ("", FORWARD + BACKWARD + "for p in model.parameters():\n    p.grad.data.clamp_(-3, 3)\n" + STEP,
                        "--clip-value 3"),
     "turns": ("", FORWARD + "(loss / 4).backward()\nif (i + 1) % 4 == 0:\n    optimizer.step()\n", "--accumulate 4"),

@@ -527,6 +527,15 @@ def test_the_sum_of_all_elements_counts_each_term_as_often_as_it_is_repeated():
     assert e.total(whole) == e.linear({e.total(x): 6 - 3 * 12, e.total(y): -2}, ())
 
 
+def test_a_part_of_a_row_that_stands_twice_has_both():
+    """It had one, under the shape of two."""
+    e = Expressions({})
+    x = e.leaf("batch", "x", (1, 3))
+    twice = e.take(x, (((0, 1), (0, 1)), None))
+    column = e.take(twice, (None, ((1, 2),)))
+    assert e.shape(column) == (2, 1) and sum(stop - start for _, start, stop in e.pieces(column)) == 2
+
+
 def test_stored_whole_numbers_are_added_up_in_sums():
     e = Expressions({"dp": 3})
     x = e.apply("cast", ("bool", "int64"), [e.leaf("batch", "x", (), frozenset({"dp"}))], ())
