@@ -32,9 +32,9 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
     """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
     numbers = {reader.expressions.uniform(value), reader.expressions.uniform(otherwise)}
-    fits = broadcast(map(reader.expressions.shape, operands)) == shape  # the file may say another
-    if fits and (value == otherwise or (len(numbers) == 1 and None not in numbers)) and reader.floating(node):
-        return reader.expressions.expanded(value, shape)
+    alike = value == otherwise or (len(numbers) == 1 and None not in numbers)
+    if alike and reader.floating(node) and broadcast(map(reader.expressions.shape, operands)) == shape:
+        return reader.expressions.expanded(value, shape)  # the file may say another shape
     decided = reader.table.single(flag) if shape is not None else None
     if decided is not None and reader.expressions.box(flag) is not None:  # of a mask with both flags, maybe
         (part,) = reader.plain(node, operands, operands, [shape])

@@ -71,10 +71,10 @@ class Sweep:
         """Axes -> the members in a rank's group, by rank."""
         self._mail: defaultdict[tuple[int, int, str, int], deque[tuple[CallSignature, Node, list[int]]]]
         self._mail = defaultdict(deque)
+        """(sender, receiver, group, tag) -> what was sent and not yet received: the call, the node and the values."""
         self._distances: Sequence[int] = ()
         self._come: dict[int, None] = {}
         """Ranks that have come to a call since values were last moved."""
-        """(sender, receiver, group, tag) -> what was sent and not yet received: the call, the node and the values."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
     def run(
