@@ -32,6 +32,8 @@ class Totals(Ranges):
     def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}
         for piece in pieces:
+            if piece[1] == piece[2]:
+                continue
             single = self._element(*piece[:2]) if piece[2] - piece[1] == 1 else None
             for atom, factor in self._total_terms(*piece) if single is None else ((single, 1),):
                 terms[atom] = terms.get(atom, 0) + factor
