@@ -8,7 +8,7 @@ import pytest
 from figures import Figures, figures
 
 BUDGET = Figures(
-    lines=141714, tables=26, branches=108, everyday=78, relative=356, owners=0, arrows=200, circles=0, schemas=0
+    lines=141716, tables=26, branches=108, everyday=78, relative=356, owners=0, arrows=200, circles=0, schemas=0
 )
 """Where each figure landed last. A change that lowers one lowers it here; none is raised without a reason in the
 message of the commit."""
