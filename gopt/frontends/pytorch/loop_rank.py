@@ -73,7 +73,7 @@ def load(
 
 
 class Rank:
-    """A rank of an output folder, on a device, with states. ``steps``: the number of steps so far."""
+    """A rank of an output folder, on a device, with states. ``number``: of the rank; ``steps``: how many were made."""
 
     def __init__(
         self, folder: Path, device: str | None, compiled: bool | None, state: str | None, sync_init: str | None,
