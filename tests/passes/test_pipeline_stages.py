@@ -539,9 +539,23 @@ def share_of_no_micro_batch(model: ModelProto) -> None:
     node.op_type = "Identity"
 
 
+def share_counted_twice(model: ModelProto) -> None:
+    """Each micro-batch adds its term of the tied gradient two times."""
+    name = next(out.name for out in model.graph.output if out.name.endswith(".sum_out"))
+    (node,) = (node for node in model.graph.node if name in node.output)
+    (term,) = (read for read in node.input if not read.endswith(".sum"))
+    node.input.append(term)
+    node.op_type = "Sum"
+
+
 @pytest.mark.parametrize("fixture", ["gpt_adamw", "families/t5_adamw"])
 @pytest.mark.parametrize(
-    ("file", "edit"), [("rank_0000.update.onnx", lost_share), ("rank_0002.backward.onnx", share_of_no_micro_batch)]
+    ("file", "edit"),
+    [
+        ("rank_0000.update.onnx", lost_share),
+        ("rank_0002.backward.onnx", share_of_no_micro_batch),
+        ("rank_0002.backward.onnx", share_counted_twice),
+    ],
 )
 def test_a_lost_share_of_a_tied_gradient_is_named(fixture, file, edit, tmp_path):
     folder, tied = tmp_path / "ranks", {"gpt_adamw": "wte.weight", "families/t5_adamw": "table.weight"}[fixture]
